@@ -1,0 +1,78 @@
+"""Errors along the stream: batches averaged over seeds, smoothed within each domain."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ctta_bench.analysis.collect import batches
+from ctta_bench.analysis.rows import Row
+
+MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
+MAX_WINDOW = 50  # batches
+
+
+def curves(found: Sequence[Row]) -> tuple[pd.DataFrame, int | None]:
+    """The curves of all rows, one below the other, and the window of the average in batches.
+
+    Columns: method (the row's label), batch, round, domain, band (number of the domain along the
+    stream), images (seen so far), n, errors, error and smoothed (%), resets. The average spans
+    the last `window` batches and never crosses the border of a domain. With more than MAX_BANDS
+    domains the window is None, and the average is that of the whole round.
+    """
+    means = [_mean_batches(row) for row in found]
+    window = _window(means[0])
+    return pd.concat([curve.assign(smoothed=_smoothed(curve, window)) for curve in means]), window
+
+
+def has_batches(row: Row) -> bool:
+    """Whether every finished cell of the row still has its batches.jsonl."""
+    return all((Path(path) / "batches.jsonl").is_file() for path in row.finished["path"])
+
+
+def window_text(window: int | None) -> str:
+    """What an average spans, for the axis."""
+    if window is None:
+        return "mean of each round"
+    return "each batch" if window == 1 else f"mean of the last {window} batches in the domain"
+
+
+def _mean_batches(row: Row) -> pd.DataFrame:
+    """A row's batches, averaged over its seeds: errors and images per batch, and the domain."""
+    frames = []
+    for path in row.finished["path"]:
+        frame = batches(path)
+        frames.append(frame.assign(resets=frame["resets"].fillna(0) if "resets" in frame else 0))
+    curve: pd.DataFrame = (
+        pd.concat(frames)
+        .groupby("batch", sort=True)
+        .agg({"round": "first", "domain": "first", "n": "mean", "errors": "mean", "resets": "max"})
+        .reset_index()
+    )
+    same = ["round", "domain"]
+    curve["band"] = (curve[same] != curve[same].shift()).any(axis=1).cumsum()
+    curve["images"] = curve["n"].cumsum()
+    curve["error"] = 100 * curve["errors"] / curve["n"]
+    curve["method"] = row.label
+    return curve
+
+
+def _window(curve: pd.DataFrame) -> int | None:
+    """A sixth of a domain, at most MAX_WINDOW batches; None for whole rounds."""
+    sizes = curve.groupby("band").size()
+    if len(sizes) > MAX_BANDS:
+        return None
+    return int(np.clip(float(sizes.median()) // 6, 1, MAX_WINDOW))
+
+
+def _smoothed(curve: pd.DataFrame, window: int | None) -> "pd.Series[float]":
+    """Errors by images, in %: over the last `window` batches of the same domain, or the round."""
+    counts = ["errors", "n"]
+    if window is None:
+        sums = curve.groupby("round")[counts].transform("sum")
+    else:
+        rolling = curve.groupby("band")[counts].rolling(window, min_periods=1).sum()
+        sums = rolling.reset_index(level=0, drop=True)
+    share: pd.Series[float] = 100 * sums["errors"] / sums["n"]
+    return share

@@ -1,0 +1,177 @@
+"""Run folders on disk: where they are, what a cell says of itself, how far it has come."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctta_bench.errors import RunError
+
+SCHEMA_VERSION = 1
+SEARCH_DEPTH = 3
+HEARTBEAT_SECONDS = 60.0  # a lock without a heartbeat for longer belongs to a dead process
+STATES = ("done", "running", "failed", "incomplete")
+
+_CELL_FILES = {"batches.jsonl", "predictions.npz", "result.json", "env.json", "state.pt"}
+_OTHER_FOLDERS = {"report", "logs", "slurm"}
+_TAIL_BYTES = 8192  # many times the longest line of batches.jsonl
+# The safe loader, in C where PyYAML was built with it.
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UnusableCellError(RunError):
+    """A folder that cannot be read as a cell; the text is the reason, without the folder's name."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell has come. `total` is None where the cell does not know its length."""
+
+    state: str
+    done: int | None
+    total: int | None
+    reason: str = ""
+
+
+def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """Folders with a cell.yaml at most three levels down, and stray folders with the reason.
+
+    Raises RunError if the directory does not exist. Hidden folders, `report`, `logs` and `slurm`
+    are passed over.
+    """
+    if not directory.is_dir():
+        raise RunError(
+            f"{directory}: no such folder; give the folder of an experiment, e.g. runs/quickstart."
+        )
+    if (directory / "cell.yaml").is_file():
+        return [directory], []
+    cells: list[Path] = []
+    strays: list[tuple[Path, str]] = []
+    _search(directory, SEARCH_DEPTH, cells, strays)
+    return cells, strays
+
+
+def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[Path, str]]) -> None:
+    beside_cells = False
+    empty = []
+    for folder in _subfolders(directory):
+        if (folder / "cell.yaml").is_file():
+            cells.append(folder)
+            beside_cells = True
+            continue
+        before = len(cells)
+        if any((folder / name).exists() for name in _CELL_FILES):
+            strays.append((folder, "half-written: cell.yaml is missing"))
+        elif depth > 1:
+            _search(folder, depth - 1, cells, strays)
+            empty += [folder] if len(cells) == before else []
+    if beside_cells:  # a folder without cells among experiments is none of our business
+        strays += [(folder, "not a run folder: it holds no cell.yaml") for folder in empty]
+
+
+def _subfolders(directory: Path) -> Iterator[Path]:
+    for entry in sorted(directory.iterdir()):
+        hidden = entry.name.startswith((".", "_")) or entry.name in _OTHER_FOLDERS
+        if not hidden and entry.is_dir() and not is_report(entry):
+            yield entry
+
+
+def is_report(folder: Path) -> bool:
+    """Whether the folder is one that `ctta-bench report` wrote."""
+    return (folder / "index.html").is_file() and (folder / "results.csv").is_file()
+
+
+def read_cell(folder: Path) -> dict[str, Any]:
+    """The resolved configuration in cell.yaml, or UnusableCellError with the reason."""
+    try:
+        cell = yaml.load((folder / "cell.yaml").read_text("utf-8"), Loader=YAML_LOADER)
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
+    if not isinstance(cell, dict):
+        raise UnusableCellError("half-written: cell.yaml is empty or cut")
+    check_schema("cell.yaml", cell)
+    if cell.get("id") != folder.resolve().name:
+        raise UnusableCellError(
+            f"contradictory: cell.yaml is of cell {cell.get('id')}, not of this folder"
+        )
+    return cell
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or UnusableCellError with the reason."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
+        raise UnusableCellError(f"corrupted: {path.name} is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise UnusableCellError(f"corrupted: {path.name} does not hold a JSON object")
+    return value
+
+
+def wrong_content(name: str, error: Exception) -> UnusableCellError:
+    """The reason for a file that was read but lacks a key or holds a value of the wrong type."""
+    lacks = f"lacks {error}" if isinstance(error, KeyError) else "has a value of the wrong type"
+    return UnusableCellError(f"half-written: {name} {lacks}")
+
+
+def check_schema(name: str, content: dict[str, Any]) -> None:
+    """Refuse a file of a newer schema with UnusableCellError."""
+    version = content.get("schema_version")
+    if not isinstance(version, int):
+        raise UnusableCellError(f"half-written: {name} has no schema_version")
+    if version > SCHEMA_VERSION:
+        raise UnusableCellError(
+            f"newer schema: {name} has schema_version {version}, this ctta-bench reads up to "
+            f"{SCHEMA_VERSION}; update it"
+        )
+
+
+def progress(folder: Path, total: int | None, now: float | None = None) -> Progress:
+    """State of a cell from its files alone; `total` is its number of batches where known."""
+    if (folder / "result.json").is_file():
+        return Progress("done", total, total)
+    done = batches_done(folder / "batches.jsonl")
+    place = f"batch {done} of {total}" if total else f"batch {done}"
+    if _is_locked(folder / "cell.lock.json", time.time() if now is None else now):
+        return Progress("running", done, total, f"at {place}")
+    if (folder / "failed.json").is_file():
+        return Progress("failed", done, total, _failure(folder / "failed.json"))
+    return Progress("incomplete", done, total, f"stopped after {place}" if done else "not started")
+
+
+def batches_done(path: Path) -> int:
+    """Number of batches in a batches.jsonl, from its last whole line: a torn line does not count.
+
+    The lines are numbered, so that the file's end is enough however long the stream is.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["batch"]) + 1
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def _is_locked(path: Path, now: float) -> bool:
+    try:
+        heartbeat = float(json.loads(path.read_text("utf-8"))["heartbeat"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return now - heartbeat < HEARTBEAT_SECONDS
+
+
+def _failure(path: Path) -> str:
+    try:
+        return str(read_json(path).get("reason") or "no reason given")
+    except UnusableCellError:
+        return "failed.json cannot be read"

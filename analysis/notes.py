@@ -1,0 +1,208 @@
+"""What a reader must know beside a number: the caption and the footnotes of a group."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.recount import COLLAPSE_SHARE
+from ctta_bench.analysis.rows import HIGHER_IS_BETTER, Row, domain_names, metric_of, short_names
+from ctta_bench.analysis.table import DAGGER
+
+MAX_LISTED = 12  # missing cells named in a footnote; the list of cells has them all
+_VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
+_METRIC_TEXTS = {"error": "error in % (lower is better)", "miou": "mIoU in % (higher is better)"}
+
+
+def protocol(runs: Runs) -> str:
+    """What all cells of a group share: benchmark, model, pre-processing, precision, amounts."""
+    cell = runs.cells.iloc[0]
+    return "; ".join(
+        part
+        for part in (
+            f"{cell['benchmark']}, {cell['setting']}{_severity(cell)}: "
+            f"model {cell['model']} (weights {cell['model_sha256'][:8]})",
+            f"pre-processing {cell['preprocessing']} ({cell['normalisation']})",
+            str(cell["precision"]),
+            f"batch size {cell['batch_size']}",
+            f"{_images(cell)} per domain",
+            f"{len(domain_names(runs))} domains",
+            "1 round" if cell["rounds"] == 1 else f"{cell['rounds']} rounds",
+            _seeds(runs.cells),
+            cell["details"],
+            _source_accuracy(runs.cells),
+        )
+        if part
+    )
+
+
+def title(runs: Runs) -> str:
+    """Benchmark, setting, model and pre-processing of a group, in a line."""
+    cell = runs.cells.iloc[0]
+    return (
+        f"{cell['benchmark']}, {cell['setting']}{_severity(cell)} – {cell['model']} "
+        f"({cell['model_sha256'][:8]}), pre-processing {cell['preprocessing']}"
+    )
+
+
+def metric_text(runs: Runs) -> str:
+    """The headline metric with its unit and good direction."""
+    metric = metric_of(runs)
+    return _METRIC_TEXTS.get(metric, metric)
+
+
+def caption(runs: Runs, found: Sequence[Row]) -> str:
+    """The protocol, the metric, and how to read the columns."""
+    rounds = ", rounds" if runs.cells["rounds"].iloc[0] > 1 else ""
+    spread = " ± standard deviation over seeds" if any(len(r.values) > 1 for r in found) else ""
+    gain = "method minus source" if metric_of(runs) in HIGHER_IS_BETTER else "source minus method"
+    return (
+        f"{protocol(runs)}. {_upper_first(metric_text(runs))}; mean over domains{rounds} and "
+        f"seeds{spread}; gain is {gain}, in points. Best bold, second underlined."
+    )
+
+
+def _severity(cell: "pd.Series[Any]") -> str:
+    """`, severity 5`, `, severities 1, 3`, or nothing where the benchmark has none."""
+    value = cell["severity"]
+    if isinstance(value, list | tuple):
+        return f", severities {', '.join(map(str, value))}"
+    return "" if pd.isna(value) else f", severity {value:g}"
+
+
+def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
+    """All that departs from a complete, uniform, uneventful table, as sentences."""
+    return tuple(
+        note
+        for part in (
+            _collapsed(runs, found),
+            _lineage(runs.cells),
+            _corruptions(runs.cells),
+            _counted(found, "skipped_updates", "Updates skipped as their loss was not finite"),
+            _counted(found, "resets", "Resets to the source model, by the method"),
+            _versions(found),
+            _orders(runs.cells),
+            _missing(found),
+        )
+        for note in part
+    )
+
+
+def _upper_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _images(cell: "pd.Series[Any]") -> str:
+    examples = cell["examples"]
+    return "all images" if pd.isna(examples) else f"{examples:g} images"
+
+
+def _seeds(cells: pd.DataFrame) -> str:
+    seeds = sorted(cells["seed"].unique())
+    return ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))
+
+
+def _source_accuracy(cells: pd.DataFrame) -> str:
+    known = cells["source_accuracy"].dropna()
+    return f"accuracy on the source domain {known.iloc[0]:.1f} %" if len(known) else ""
+
+
+def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
+    domains = domain_names(runs)
+    short = dict(zip(domains, short_names(domains), strict=True))
+    parts = [
+        f"{row.label}: {', '.join(short[name] for name in domains if name in names)}"
+        for row in found
+        if (names := collapsed_domains(runs, row))
+    ]
+    if parts:
+        yield (
+            f"{DAGGER} Collapsed: in at least one seed or round a single class makes up "
+            f"{100 * COLLAPSE_SHARE:.0f} % or more of the predictions ({'; '.join(parts)})."
+        )
+
+
+def collapsed_domains(runs: Runs, row: Row) -> set[str]:
+    """Domains in which a row's predictions collapsed, in any seed or round."""
+    here = runs.domains[runs.domains["cell"].isin(row.cells["cell"])]
+    return set(here.loc[here["collapsed"].astype(bool), "domain"])
+
+
+def _lineage(cells: pd.DataFrame) -> Iterator[str]:
+    if cells["preprocessing"].iloc[0] == "lineage":
+        yield (
+            "Pre-processing `lineage`: the inputs are normalised as in the published tables of "
+            f"this benchmark ({cells['normalisation'].iloc[0]}), not as the weights were trained."
+        )
+
+
+def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
+    for text in sorted(cells["corruptions"].dropna().unique()):
+        yield f"Corruptions: {str(text).rstrip('.')}."
+
+
+def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:
+    parts = [
+        f"{row.label} seed {seed}: {int(count)}"
+        for row in found
+        for seed, count in zip(row.finished["seed"], row.finished[counter], strict=True)
+        if count > 0
+    ]
+    if parts:
+        yield f"{text}: {_listed(parts)}."
+
+
+def _versions(found: Sequence[Row]) -> Iterator[str]:
+    users: dict[str, dict[str, list[str]]] = {name: {} for name in _VERSIONS}
+    for row in found:
+        for name in _VERSIONS:
+            for value in row.finished[name].dropna().unique():
+                users[name].setdefault(str(value), []).append(row.label)
+    same = [f"{name} {next(iter(values))}" for name, values in users.items() if len(values) == 1]
+    if same:
+        yield f"Made with {', '.join(same)}."
+    for name, values in users.items():
+        if len(values) > 1:
+            parts = [f"{value} ({', '.join(labels)})" for value, labels in sorted(values.items())]
+            yield f"The cells differ in {name}: {'; '.join(parts)}."
+
+
+def _orders(cells: pd.DataFrame) -> Iterator[str]:
+    orders = cells.dropna(subset=["order_sha256"]).groupby("seed")["order_sha256"].nunique()
+    for seed in orders[orders > 1].index:
+        yield f"The cells of seed {seed} did not see the images in the same order."
+
+
+def _missing(found: Sequence[Row]) -> Iterator[str]:
+    holes: dict[str, list[str]] = {}
+    for row in found:
+        for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
+            why = (
+                f"{cell['state']}: {cell['reason'].rstrip('.')}"
+                if cell["reason"]
+                else cell["state"]
+            )
+            holes.setdefault(cell["experiment"], []).append(
+                f"{row.label} seed {cell['seed']} ({why})"
+            )
+    for experiment, label, seed in _never_started(found):
+        holes.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
+    for experiment, parts in holes.items():
+        yield f"Missing: {_listed(parts)}. `ctta-bench grid {experiment}` fills them."
+
+
+def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
+    """Seeds that other methods of an experiment have and a row has no folder for."""
+    cells = pd.concat([row.cells.assign(label=row.label) for row in found])
+    for experiment, part in cells.groupby("experiment"):
+        seeds = sorted(part["seed"].unique())
+        for label, same in part.groupby("label"):
+            for seed in seeds:
+                if seed not in set(same["seed"]):
+                    yield str(experiment), str(label), int(seed)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
+    return ", ".join(parts[:MAX_LISTED]) + more

@@ -1,0 +1,208 @@
+"""The figures of a report: mean errors as bars, and errors along the stream.
+
+Each figure is saved as PNG and PDF beside a CSV of the very numbers it draws.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.curves import MAX_BANDS, curves, has_batches, window_text
+from ctta_bench.analysis.notes import metric_text, title
+from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, short_names, source_row
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#444444",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,  # TrueType: text stays text, and venues accept the file
+    "svg.fonttype": "none",
+}
+SOURCE_COLOUR = "#555555"
+# Okabe & Ito's palette without black and yellow, in an order of alternating lightness.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
+MARKERS = "osD^vP*X"
+MAX_MARKERS = 15  # per line
+
+
+def bar_figure(runs: Runs, stem: Path) -> list[Path]:
+    """Mean error per method of one group with whiskers of ± one deviation over the seeds.
+
+    Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
+    complete mean.
+    """
+    found = [row for row in rows(runs) if not np.isnan(row.mean)]
+    if not found:
+        return []
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(found)), layout="constrained")
+        axes = figure.subplots()
+        _draw_bars(axes, found)
+        axes.set_xlabel(_with_spread(metric_text(runs), found))
+        axes.set_title(title(runs), loc="left")
+        drawn = pd.DataFrame(
+            [(row.label, row.mean, row.std, len(row.values)) for row in found],
+            columns=["method", "mean", "std", "seeds"],
+        )
+        return _save(figure, drawn, stem)
+
+
+def stream_figure(runs: Runs, stem: Path) -> list[Path]:
+    """Error over the stream of one group, a line per method, averaged over its seeds.
+
+    What the moving average spans is written on the axis (see `curves`). A ring marks a batch in
+    which the method reset itself, where batches.jsonl says so (`resets`). Writes stem.png,
+    stem.pdf and stem.csv and returns their paths; nothing without a finished cell that still has
+    its batches.jsonl, and nothing for a metric that batches do not have.
+    """
+    if metric_of(runs) != "error":
+        return []
+    found = [row for row in rows(runs) if len(row.values) and has_batches(row)]
+    if not found:
+        return []
+    drawn, window = curves(found)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 4.4 if len(found) <= 8 else 6), layout="constrained")
+        axes = figure.subplots()
+        _draw_bands(axes, drawn[drawn["method"] == found[0].label])
+        for position, row in enumerate(found):
+            curve = drawn[drawn["method"] == row.label]
+            _draw_curve(axes, row, curve, position, (position + 1) / (len(found) + 1))
+        figure.legend(
+            loc="outside right upper",
+            frameon=False,
+            handlelength=3.5,
+            title="mean over seeds" if any(len(row.values) > 1 for row in found) else None,
+        )
+        axes.set_xlabel("images seen")
+        axes.set_ylabel(f"error in % ({window_text(window)})")
+        figure.suptitle(title(runs), x=0.01, ha="left", fontsize=10)
+        columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
+        return _save(figure, drawn[columns], stem)
+
+
+def _draw_bars(axes: Axes, found: Sequence[Row]) -> None:
+    positions = np.arange(len(found))
+    means = np.array([row.mean for row in found])
+    spread = np.array([0.0 if np.isnan(row.std) else row.std for row in found])
+    is_source = np.array([row.method == SOURCE for row in found])
+    for mask, colour, hatch in ((~is_source, COLOURS[0], ""), (is_source, "#BBBBBB", "///")):
+        axes.barh(
+            positions[mask], means[mask], 0.68, color=colour, hatch=hatch, edgecolor="white", lw=0
+        )
+    has_spread = spread > 0
+    axes.errorbar(
+        means[has_spread],
+        positions[has_spread],
+        xerr=spread[has_spread],
+        fmt="none",
+        ecolor="black",
+        elinewidth=1,
+        capsize=3,
+    )
+    source = source_row(found)
+    if source is not None:
+        axes.axvline(source.mean, color=SOURCE_COLOUR, ls="--", lw=1, zorder=0.5)
+    reach = (means + spread).max()
+    for position, (mean, deviation) in enumerate(zip(means, spread, strict=True)):
+        axes.text(
+            mean + deviation + 0.015 * reach,
+            position,
+            f"{mean:.1f}",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over source's line
+        )
+    axes.set_xlim(0, 1.1 * reach if reach else 1)
+    axes.set_yticks(positions, [row.label for row in found])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+
+
+def _with_spread(text: str, found: Sequence[Row]) -> str:
+    counts = [len(row.values) for row in found]
+    if max(counts) == 1:
+        return f"mean {text}; one seed"
+    seeds = f"{max(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"mean {text}; whiskers: ± standard deviation over {seeds} seeds"
+
+
+def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
+    bands = curve.groupby("band").agg(
+        {"round": "first", "domain": "first", "images": "last", "n": "first"}
+    )
+    ends = bands["images"].to_numpy()
+    starts = np.concatenate([[0.0], ends[:-1]])
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axes.axvspan(start, end, color="#F1F1F1" if number % 2 else "white", lw=0, zorder=0)
+    axes.set_xlim(0, ends[-1])
+    names = short_names(list(dict.fromkeys(bands["domain"])))
+    shown = dict(zip(dict.fromkeys(bands["domain"]), names, strict=True))
+    several_rounds = bands["round"].nunique() > 1
+    if len(bands) <= MAX_BANDS:
+        upright = len(bands) > 6
+        for start, end, domain in zip(starts, ends, bands["domain"], strict=True):
+            axes.text(
+                (start + end) / 2,
+                1.01,
+                shown[domain],
+                transform=axes.get_xaxis_transform(),
+                rotation=90 if upright else 0,
+                ha="center",
+                va="bottom",
+                fontsize=7,
+            )
+    if several_rounds:
+        for round_ in bands["round"].unique().tolist():
+            start = float(starts[bands["round"].to_numpy() == round_][0])
+            axes.axvline(start, color="#888888", lw=0.8, zorder=0.5)
+            axes.text(
+                start,
+                0.99,
+                f" round {round_ + 1}",
+                transform=axes.get_xaxis_transform(),
+                va="top",
+                fontsize=7,
+            )
+
+
+def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place: float) -> None:
+    """One method as steps; its markers stand at `place` in [0, 1] of the length of a domain."""
+    is_source = row.method == SOURCE
+    colour = SOURCE_COLOUR if is_source else COLOURS[position % len(COLOURS)]
+    dashes = DASHES[0 if is_source else position // len(COLOURS) % len(DASHES)]
+    marker = "" if is_source else MARKERS[position % len(MARKERS)]
+    ends, errors = curve["images"].to_numpy(), curve["smoothed"].to_numpy()
+    starts = np.concatenate([[0.0], ends[:-1]])
+    # Both ends of each batch, so that a domain of a single batch still is a line.
+    x = np.stack([starts, ends], axis=1).ravel()
+    axes.plot(x, np.repeat(errors, 2), color=colour, ls=dashes, lw=1.2)
+    bands = pd.DataFrame({"band": curve["band"], "start": starts, "end": ends}).groupby("band")
+    first, last = bands["start"].min().to_numpy(), bands["end"].max().to_numpy()
+    every = -(-len(first) // MAX_MARKERS)
+    marked = (first + place * (last - first))[position % every :: every]
+    axes.plot(
+        marked, errors[np.searchsorted(ends, marked)], ls="", marker=marker, color=colour, ms=4
+    )
+    axes.plot([], [], color=colour, ls=dashes, lw=1.2, marker=marker, ms=4, label=row.label)
+    resets = curve[curve["resets"] > 0]
+    axes.plot(resets["images"], resets["smoothed"], "o", mfc="white", mec=colour, ms=7)
+
+
+def _save(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
+    figure.savefig(paths[0], dpi=200)
+    figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
+    drawn.to_csv(paths[2], index=False, float_format="%.10g", lineterminator="\n")
+    return paths

@@ -1,0 +1,163 @@
+"""Rows of a table: the cells that differ in their seed alone, and their values as one array."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctta_bench.analysis.collect import Runs
+
+SOURCE = "source"
+HIGHER_IS_BETTER = {"miou"}
+SHORT_NAMES = {
+    "gaussian_noise": "gaussian",
+    "shot_noise": "shot",
+    "impulse_noise": "impulse",
+    "defocus_blur": "defocus",
+    "glass_blur": "glass",
+    "motion_blur": "motion",
+    "zoom_blur": "zoom",
+    "elastic_transform": "elastic",
+    "jpeg_compression": "jpeg",
+    "speckle_noise": "speckle",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method as it was run, over its seeds.
+
+    cells: all its cells, whatever their state. values: [finished seeds, rounds, domains], the
+    headline metric in %, NaN where a finished cell lacks a domain.
+    """
+
+    label: str
+    method: str
+    cells: pd.DataFrame
+    values: npt.NDArray[np.float64]
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """Its finished cells, by seed."""
+        done: pd.DataFrame = self.cells[self.cells["state"] == "done"]
+        return done
+
+    @property
+    def seed_means(self) -> npt.NDArray[np.float64]:
+        """[finished seeds]: mean over domains, then over rounds; NaN if a domain is missing."""
+        means: npt.NDArray[np.float64] = self.values.mean(axis=2).mean(axis=1)
+        return means
+
+    @property
+    def mean(self) -> float:
+        """Mean over domains, rounds and finished seeds; NaN if a part is missing."""
+        return float(self.seed_means.mean()) if len(self.values) else float("nan")
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation of the mean over the seeds; NaN for a single seed."""
+        return float(self.seed_means.std(ddof=1)) if len(self.values) > 1 else float("nan")
+
+    def over(self, axis: int) -> npt.NDArray[np.float64]:
+        """Mean over seeds and one more axis: 1 gives a value per domain, 2 one per round."""
+        if not len(self.values):
+            return np.full(self.values.shape[3 - axis], np.nan)
+        means: npt.NDArray[np.float64] = self.values.mean(axis=axis).mean(axis=0)
+        return means
+
+
+def rows(runs: Runs) -> list[Row]:
+    """The rows of one group: source first, then from the best mean to the worst, then the empty."""
+    labels = row_labels(runs.cells)
+    found = [_row(str(label), cells, runs) for label, cells in runs.cells.groupby(labels)]
+    sign = -1 if metric_of(runs) in HIGHER_IS_BETTER else 1
+    return sorted(
+        found,
+        key=lambda row: (row.method != SOURCE, np.isnan(row.mean), sign * row.mean, row.label),
+    )
+
+
+def source_row(found: Sequence[Row]) -> Row | None:
+    """The first row of the un-adapted model with a complete mean, if there is one."""
+    return next((row for row in found if row.method == SOURCE and not np.isnan(row.mean)), None)
+
+
+def metric_of(runs: Runs) -> str:
+    """The headline metric of a group, `error` where nothing is finished yet."""
+    finished = runs.cells["metric"].dropna()
+    return str(finished.iloc[0]) if len(finished) else "error"
+
+
+def domain_names(runs: Runs) -> list[str]:
+    """Domains of one group in the order of the stream, each once."""
+    return list(dict.fromkeys(runs.cells["domains"].iloc[0]))
+
+
+def short_names(domains: Sequence[str]) -> list[str]:
+    """The names papers print as column heads; full ones where two would be the same."""
+    short = [SHORT_NAMES.get(name, name.replace("_", " ")) for name in domains]
+    return short if len(set(short)) == len(short) else list(domains)
+
+
+def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
+    """A label per cell: the method, and what tells it from other rows of that method.
+
+    That is the preset if there are several, and the hyper-parameters that differ within a preset.
+    Cells that would still be two runs of one seed are told apart by the hash of their identity.
+    """
+    labels = cells["method"].astype(str)
+    for _, same_method in cells.groupby("method"):
+        several_presets = same_method["preset"].nunique() > 1
+        for preset, same_preset in same_method.groupby("preset"):
+            name = f" ({preset})" if several_presets else ""
+            for index, suffix in _differences(same_preset).items():
+                labels.loc[index] += name + suffix
+    doubled = pd.DataFrame({"label": labels, "seed": cells["seed"]}).duplicated(keep=False)
+    labels[doubled] += " [" + cells["cell"].str[-8:] + "]"
+    return labels
+
+
+def _differences(cells: pd.DataFrame) -> dict[Any, str]:
+    """For each cell, the hyper-parameters in which the cells differ: ` lr=0.01, steps=2`."""
+    settings = {
+        index: json.loads(text) | ({"window": window} if window else {})
+        for index, text, window in zip(
+            cells.index, cells["hyperparameters"], cells["window"], strict=True
+        )
+    }
+    keys = sorted({key for values in settings.values() for key in values})
+    differing = [
+        key for key in keys if len({json.dumps(v.get(key)) for v in settings.values()}) > 1
+    ]
+    return {
+        index: " " + ", ".join(f"{key}={_shown(values.get(key))}" for key in differing)
+        if differing
+        else ""
+        for index, values in settings.items()
+    }
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _row(label: str, cells: pd.DataFrame, runs: Runs) -> Row:
+    cells = cells.sort_values(["seed", "cell"])
+    finished = cells.loc[cells["state"] == "done", "cell"]
+    domains, num_rounds = domain_names(runs), int(cells["rounds"].iloc[0])
+    wanted = runs.results[runs.results["metric"] == metric_of(runs)]
+    value = wanted.set_index(["cell", "round", "domain"])["value"].to_dict()
+    values = [
+        [
+            [value.get((cell, step, domain), np.nan) for domain in domains]
+            for step in range(num_rounds)
+        ]
+        for cell in finished
+    ]
+    shape = (len(finished), num_rounds, len(domains))
+    array = np.array(values, dtype=np.float64).reshape(shape)
+    return Row(label, str(cells["method"].iloc[0]), cells, array)

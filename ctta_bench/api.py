@@ -1,0 +1,111 @@
+"""The suite from Python: build a model, a benchmark and a method, and run one on the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta_bench.config import preset_values, validate
+from ctta_bench.engine import (
+    Progress,
+    make_result,
+    play,
+    source_accuracy,
+    source_data,
+    usable_cores,
+)
+from ctta_bench.errors import DataError
+from ctta_bench.loggers import Logger
+from ctta_bench.method import Method, Precision
+from ctta_bench.metrics import Scores
+from ctta_bench.model import Regime, SourceModel, load_source_model
+from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
+from ctta_bench.stream import Benchmark, Stream, batch_domains
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `evaluate` returns: scores per image, and the same record that a run leaves on disk."""
+
+    record: dict[str, Any]
+    scores: Scores
+
+    @property
+    def error(self) -> float:
+        """Mean error in %: over domains, then over rounds."""
+        return float(self.record["mean"])
+
+    @property
+    def by_domain(self) -> dict[str, float]:
+        """Error in % of each domain in the last round."""
+        return {d["domain"]: d["error"] for d in self.record["rounds"][-1]["domains"]}
+
+
+def load_model(
+    model: str | nn.Module, *, weights: Path | str | None = None, preprocessing: Regime = "true"
+) -> SourceModel:
+    """A SourceModel from a registered name, `timm:MODEL.TAG`, or any module of images to logits.
+
+    A module brings its own weights; its `pretrained_cfg`, if any, says how images are normalised.
+    """
+    if isinstance(model, SourceModel):
+        return model
+    if isinstance(model, nn.Module):
+        return SourceModel(model, preprocessing=preprocessing)
+    file = Path(weights) if weights is not None else None
+    return load_source_model(model, weights=file, preprocessing=preprocessing)
+
+
+def load_benchmark(name: str, *, root: Path | str | None = None, **settings: Any) -> Benchmark:
+    """A benchmark by name; keyword arguments are its settings (batch_size, examples, ...)."""
+    entry = BENCHMARKS.get(name)
+    chosen = validate(entry.Settings, settings, f"benchmark {name}")
+    benchmark: Benchmark = entry(chosen, Path(root) if root is not None else None)
+    return benchmark
+
+
+def load_method(
+    name: str,
+    model: SourceModel | nn.Module,
+    *,
+    preset: str | None = None,
+    benchmark: str = "any",
+    seed: int = 0,
+    precision: Precision = "float32",
+    window: int = 0,
+    **overrides: Any,
+) -> Method:
+    """A method by name on a model, which it changes; overrides are hyper-parameters.
+
+    `preset` and `benchmark` choose the values beneath the overrides (see `ctta-bench list`).
+    """
+    entry = METHODS.get(name)
+    values = preset_values(name, preset or "default", benchmark) | overrides
+    hyperparameters = validate(entry.Hyperparameters, values, f"method {name}")
+    method: Method = entry(
+        load_model(model), hyperparameters, seed=seed, precision=precision, window=window
+    )
+    return method
+
+
+def evaluate(
+    method: Method, benchmark: Benchmark, *, seed: int = 0, loggers: Sequence[Logger] = ()
+) -> Result:
+    """Run a method over a benchmark's stream, in memory; nothing is written.
+
+    Raises DataError if data is missing or the model is near chance on source images.
+    """
+    problems = benchmark.problems()
+    if problems:
+        raise DataError(f"{benchmark.name}: {problems[0]}")
+    benchmark.make_ready(lambda what, done, total: None, usable_cores())
+    stream = Stream(batch_domains(benchmark), benchmark.settings, seed)
+    accuracy = source_accuracy(benchmark, method.model)
+    method.start(source_data(benchmark, method, seed))
+    progress = Progress()
+    play(method, stream, progress, loggers=loggers)
+    record = make_result("", method, stream, progress)
+    record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
+    return Result(record, progress.scores())

@@ -1,0 +1,438 @@
+"""From what a user writes to a cell: YAML with `_base_`, presets, overrides, validation, identity.
+
+A request names things; a cell has every value resolved. The identity of a cell is the hash of what
+decides its numbers: hyper-parameters, stream, weights, pre-processing, precision and seed. Paths,
+device, plug-ins' places and the executor are not part of it.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ctta_bench.errors import ConfigError, CttaBenchError
+from ctta_bench.record import SCHEMA_VERSION
+from ctta_bench.registry import BENCHMARKS, METHODS, canonical
+
+PRESETS = ("paper", "code", "default")
+
+
+class CellRequest(BaseModel):
+    """One cell as a user asks for it; `set` overrides any resolved key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    benchmark: str
+    preset: str = "default"
+    model: str | None = None
+    weights: Path | None = None
+    preprocessing: Literal["true", "lineage"] = "true"
+    precision: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    seed: int = Field(0, ge=0, lt=2**31)
+    window: int = Field(0, ge=0, description="images a window of single-sample streams; 0: off")
+    data_root: Path | None = None
+    experiment: str = "runs"
+    set: dict[str, Any] = {}
+
+    @field_validator("preprocessing", mode="before")
+    @classmethod
+    def _yaml_true(cls, value: Any) -> Any:
+        return "true" if value is True else value  # YAML reads the bare word as a boolean
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A resolved cell. `hyperparameters` and `settings` are validated models."""
+
+    request: CellRequest
+    hyperparameters: BaseModel
+    settings: BaseModel
+    record: dict[str, Any] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """Readable slug and 8 hex digits of the identity; at most 120 characters."""
+        return str(self.record["id"])
+
+
+# -- YAML ---------------------------------------------------------------------------------------------
+
+
+def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML mapping with its `_base_` files (relative to it) merged beneath.
+
+    Raises ConfigError for a file that is missing, unreadable, hostile or includes itself.
+    """
+    file = file.resolve()
+    if file in seen:
+        raise ConfigError(f"{file}: `_base_` includes the file itself.")
+    try:
+        if file.stat().st_size > 1_000_000:
+            raise ConfigError(f"{file}: is larger than 1 MB; this is no configuration file.")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: is not UTF-8 text.") from None
+    values = parse_yaml(text, str(file))
+    bases = values.pop("_base_", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = merge(merged, read_yaml(file.parent / base, seen=(*seen, file)))
+    return merge(merged, values)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice and aliases (a few bytes of which fill a disk)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """A mapping from YAML text; `name` is used in messages. Raises ConfigError."""
+    try:
+        # _StrictLoader is a SafeLoader: plain types alone.
+        values = yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{name}{where}: is not valid YAML: {problem}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: holds no keys and values.")
+    return values
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, key by key through nested mappings; lists are replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(value, dict) and isinstance(old, dict)
+        merged[key] = merge(old, value) if both else value
+    return merged
+
+
+# -- overrides ----------------------------------------------------------------------------------------
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["lr=1e-3", "benchmark.examples=50"]` to a mapping; values are read as YAML.
+
+    Raises ConfigError for a word without `=`, and for a key given twice with different values.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {assignment!r}: write KEY=VALUE, for example --set lr=1e-3.")
+        value = parse_yaml(f"value: {text}", f"--set {assignment}")["value"] if text else ""
+        key = key.strip()
+        if key in values and values[key] != value:
+            raise ConfigError(f"--set {key} is given twice: {values[key]!r} and {value!r}.")
+        values[key] = value
+    return values
+
+
+def route_overrides(
+    overrides: dict[str, Any], method: type[BaseModel], benchmark: type[BaseModel]
+) -> dict[str, dict[str, Any]]:
+    """Sort overrides by owner: `method`, `benchmark` or `cell`; a bare key must have one owner.
+
+    Raises ConfigError for unknown keys (with close ones) and for bare keys with two owners.
+    """
+    top = {k: None for k in ("preprocessing", "precision", "window", "seed", "model", "weights")}
+    owners = {"method": method.model_fields, "benchmark": benchmark.model_fields, "cell": top}
+    routed: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+    for key, value in overrides.items():
+        prefix, dot, rest = key.partition(".")
+        if dot and prefix in ("method", "benchmark"):
+            candidates, bare = [prefix], rest
+        else:
+            candidates, bare = [o for o in owners if key in owners[o]], key
+        if len(candidates) > 1:
+            raise ConfigError(
+                f"key {key!r} belongs to both {' and '.join(candidates)}; write "
+                f"{candidates[0]}.{key} or {candidates[1]}.{key}."
+            )
+        if not candidates or bare not in owners[candidates[0]]:
+            raise ConfigError(unknown_key(key, [k for o in owners.values() for k in o]))
+        routed[candidates[0]][bare] = value
+    return routed
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The sentence for an unknown key."""
+    known = sorted(set(known))
+    close = difflib.get_close_matches(key.rpartition(".")[2], known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}."
+    return f"unknown key {key!r}{hint}"
+
+
+def validate(model: type[BaseModel], values: dict[str, Any], where: str) -> BaseModel:
+    """`model(**values)`, with pydantic's complaint as one sentence in a ConfigError."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        problems = [_sentence(p, model, where) for p in error.errors()]
+        raise ConfigError(" ".join(problems)) from None
+
+
+def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: {unknown_key(key, model.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    path = f"{where}.{key}" if key else where
+    return f"{path}: {problem['input']!r}: {message[:1].lower()}{message[1:]}."
+
+
+# -- presets ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def presets_of(method: str) -> dict[str, Any]:
+    """The presets of a method: section, benchmark (or `any`), values; {} if it has none."""
+    file = resources.files("ctta_bench.methods") / "presets" / f"{method}.yaml"
+    if not file.is_file():
+        return {}
+    return parse_yaml(file.read_text(encoding="utf-8"), f"presets/{method}.yaml")
+
+
+def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
+    """The values of a preset for a benchmark; `any` lies beneath the benchmark's own.
+
+    The preset `default` may be absent: then the defaults of the hyper-parameters hold. Raises
+    ConfigError for a preset that the method lacks, or lacks for this benchmark.
+    """
+    sections = presets_of(method)
+    if preset not in sections:
+        if preset == "default":
+            return {}
+        known = ", ".join(dict.fromkeys([*sections, "default"]))
+        raise ConfigError(f"method {method!r} has no preset {preset!r}; it has: {known}.")
+    section = sections[preset] or {}
+    if benchmark not in section and "any" not in section and preset != "default":
+        raise ConfigError(
+            f"preset {preset!r} of {method!r} has no values for {benchmark!r}; it has values for "
+            f"{', '.join(section)}."
+        )
+    return (section.get("any") or {}) | (section.get(benchmark) or {})
+
+
+# -- cells --------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4)
+def _model_facts(
+    name: str, weights: Path | None, stamp: tuple[int, ...], regime: str
+) -> tuple[str, dict[str, Any]]:
+    """Fingerprint and pre-processing of a model; `stamp` makes a rewritten file a new model."""
+    from ctta_bench.model import load_source_model
+
+    model = load_source_model(name, weights=weights, preprocessing=regime)  # type: ignore[arg-type]
+    return model.sha256(), model.preprocessing.record()
+
+
+def _stamp(weights: Path | None) -> tuple[int, ...]:
+    if weights is None or not weights.exists():
+        return ()
+    stat = weights.stat()
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def resolve(request: CellRequest) -> Cell:
+    """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError."""
+    method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
+    method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
+    routed = route_overrides(
+        request.set, method_class.Hyperparameters, benchmark_class.Settings
+    )
+    request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
+    hyperparameters = validate(
+        method_class.Hyperparameters,
+        preset_values(method, request.preset, benchmark) | routed["method"],
+        f"method {method}",
+    )
+    settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
+    model = request.model or benchmark_class.default_model
+    sha256, preprocessing = _model_facts(
+        model, request.weights, _stamp(request.weights), request.preprocessing
+    )
+    request = request_with(request, model=model)
+    domains = benchmark_class(settings, request.data_root).chosen_domains()
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "id": "",
+        "experiment": request.experiment,
+        "method": {
+            "name": method,
+            "preset": request.preset,
+            "hyperparameters": hyperparameters.model_dump(mode="json"),
+            "source_access": method_class.source_access,
+            "window": request.window,
+        },
+        "benchmark": {
+            "name": benchmark,
+            "version": benchmark_class.version,
+            **settings.model_dump(mode="json"),
+            "domains": list(domains),
+        },
+        "model": {"name": model, "sha256": sha256},
+        "preprocessing": preprocessing,
+        "precision": request.precision,
+        "seed": request.seed,
+    }
+    record["id"] = cell_id(record)
+    return Cell(request, hyperparameters, settings, record)
+
+
+def request_with(request: CellRequest, **changes: Any) -> CellRequest:
+    """A validated copy of a request with some values changed."""
+    merged = {k: getattr(request, k) for k in CellRequest.model_fields} | changes
+    return validate(CellRequest, merged, "cell")  # type: ignore[return-value]
+
+
+def identity(record: dict[str, Any]) -> str:
+    """SHA-256 of everything in a cell's record that decides its numbers."""
+    decisive = {k: v for k, v in record.items() if k not in ("id", "experiment", "num_batches")}
+    decisive["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
+    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cell_id(record: dict[str, Any]) -> str:
+    """Method, preset, benchmark, setting, model and seed in words, then the hash of all."""
+    method, benchmark = record["method"], record["benchmark"]
+    words = [method["name"]]
+    if method["preset"] != "default":
+        words.append(method["preset"])
+    words.append(benchmark["name"])
+    if benchmark.get("setting", "continual") != "continual":
+        words.append(benchmark["setting"])
+    words += [record["model"]["name"], f"seed{record['seed']}"]
+    slug = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)
+    return f"{slug[:111]}-{identity(record)[:8]}"
+
+
+# -- experiments --------------------------------------------------------------------------------------
+
+
+class MethodEntry(BaseModel):
+    """A method in an experiment file: its name, or a mapping with a preset and overrides."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    preset: str = "default"
+    set: dict[str, Any] = {}
+
+
+class Experiment(BaseModel):
+    """An experiment file: the product of methods, benchmarks, models, regimes and seeds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    title: str = ""
+    methods: tuple[MethodEntry, ...] = Field(min_length=1)
+    benchmarks: tuple[str, ...] = Field(min_length=1)
+    models: tuple[str | None, ...] = (None,)
+    preprocessing: tuple[Any, ...] = ("true",)
+    precision: str = "float32"
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    set: dict[str, Any] = {}
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _names_are_entries(cls, entries: Any) -> Any:
+        if not isinstance(entries, list):
+            return entries
+        return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+def load_experiment(name_or_file: str) -> Experiment:
+    """An experiment by name (of those in the package) or from a YAML file. Raises ConfigError."""
+    path = Path(name_or_file)
+    if path.suffix not in (".yaml", ".yml"):
+        known = experiment_files()
+        if canonical(name_or_file) not in known:
+            close = difflib.get_close_matches(canonical(name_or_file), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(known)}."
+            raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
+        path = known[canonical(name_or_file)]
+    values = {"name": path.stem} | read_yaml(path)
+    return validate(Experiment, values, str(path))  # type: ignore[return-value]
+
+
+def experiment_files() -> dict[str, Path]:
+    """The experiment files of the package by name (`paper/rank` for one in a folder)."""
+    root = Path(str(resources.files("ctta_bench.experiments")))
+    files = sorted(f for f in root.rglob("*.yaml") if "base" not in f.relative_to(root).parts)
+    return {f.relative_to(root).with_suffix("").as_posix(): f for f in files}
+
+
+def expand(
+    experiment: Experiment,
+    *,
+    benchmarks: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
+    overrides: dict[str, Any] | None = None,
+    data_root: Path | None = None,
+) -> list[Cell]:
+    """All cells of an experiment, resolved. Raises ConfigError that lists every problem at once."""
+    cells: dict[str, Cell] = {}
+    problems: list[str] = []
+    for benchmark in benchmarks or experiment.benchmarks:
+        for model in experiment.models:
+            for regime in experiment.preprocessing:
+                for number, entry in enumerate(experiment.methods):
+                    for seed in seeds or experiment.seeds:
+                        values = {
+                            "method": entry.name,
+                            "preset": entry.preset,
+                            "benchmark": benchmark,
+                            "model": model,
+                            "preprocessing": regime,
+                            "precision": experiment.precision,
+                            "seed": seed,
+                            "data_root": data_root,
+                            "experiment": experiment.name,
+                            "set": experiment.set | entry.set | (overrides or {}),
+                        }
+                        try:
+                            cell = resolve(validate(CellRequest, values, "cell"))  # type: ignore[arg-type]
+                        except CttaBenchError as error:
+                            problem = f"methods[{number}]: {error}"
+                            if problem not in problems:
+                                problems.append(problem)
+                            continue
+                        if cell.id in cells:
+                            problems.append(f"methods[{number}]: gives the cell {cell.id} again.")
+                        cells[cell.id] = cell
+    if problems:
+        raise ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
+    return list(cells.values())

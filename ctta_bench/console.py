@@ -1,0 +1,112 @@
+"""What a terminal shows while cells run: a progress bar, or single lines where nobody watches."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from ctta_bench.loggers import Logger
+
+
+class ConsoleProgress(Logger):
+    """One bar for a cell: domain, running error, images per second, time left.
+
+    `out_of` is e.g. "3/10 " in a grid. On a console that is no terminal it prints messages alone.
+    """
+
+    def __init__(self, console: Console, name: str, out_of: str = "") -> None:
+        self.console = console
+        self.name = f"{out_of}{name}"
+        self.errors = self.images = 0
+        self.bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+
+    def _task(self, total: int) -> TaskID:
+        if self.task is None:
+            self.bar.start()
+            self.task = self.bar.add_task(self.name, total=total, facts="")
+        return self.task
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show how far the making of data is."""
+        task = self._task(total)
+        self.bar.update(task, completed=done, total=total, description=what)
+
+    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+        """Show the bar of the stream."""
+        task = self._task(total)
+        self.bar.reset(task, total=total, completed=done, description=self.name)
+        self.errors = self.images = 0
+        self.began = time.monotonic()
+
+    def batch(self, record: dict[str, Any]) -> None:
+        """Move the bar by one batch."""
+        self.errors += record["errors"]
+        self.images += record["n"]
+        if self.bar.disable or self.task is None:
+            return
+        rate = self.images / max(time.monotonic() - self.began, 1e-9)
+        facts = f"{record['domain']}  error {100 * self.errors / self.images:.1f} %  {rate:.0f} img/s"
+        self.bar.update(self.task, advance=1, facts=facts)
+
+    def say(self, message: str) -> None:
+        """Print a sentence above the bar."""
+        self.console.print(message, style="dim", highlight=False)
+
+    def finish(self, result: dict[str, Any] | None) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+
+def result_table(result: dict[str, Any], title: str) -> Table:
+    """A result's errors by domain, one column a round."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("domain")
+    for entry in result["rounds"]:
+        table.add_column(f"error % (round {entry['round'] + 1})", justify="right")
+    for rows in zip(*(entry["domains"] for entry in result["rounds"]), strict=True):
+        table.add_row(rows[0]["domain"], *(f"{row['error']:.1f}" for row in rows))
+    table.add_section()
+    table.add_row("mean", *(f"{entry['mean']:.1f}" for entry in result["rounds"]))
+    return table
+
+
+def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> Table:
+    """A table of strings; the last column may wrap."""
+    table = Table(title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1])
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:
+    """A printer of one line a cell for consoles that show no bar."""
+
+    def tell(number: int, cell: str, state: str) -> None:
+        if not (console.is_terminal and state == "running"):
+            console.print(f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False)
+
+    return tell

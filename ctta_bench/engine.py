@@ -1,0 +1,465 @@
+"""One cell: prepare, then predict and adapt batch by batch, with checkpoints.
+
+The engine knows no method and no data set by name. It gives the images to the method and the
+labels to the metrics, and nothing else to either.
+"""
+
+import io
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import timm.layers
+import torch
+
+from ctta_bench import __version__
+from ctta_bench.config import Cell
+from ctta_bench.errors import DataError, RunError
+from ctta_bench.loggers import JsonLines, Logger, lay_lines
+from ctta_bench.method import Method
+from ctta_bench.metrics import FIELDS, Scores, score_batch, summarise
+from ctta_bench.model import SourceModel, load_source_model
+from ctta_bench.record import (
+    SCHEMA_VERSION,
+    RunFolder,
+    atomic,
+    check_writable,
+    timestamp,
+    write_json,
+    write_yaml,
+)
+from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
+from ctta_bench.stream import (
+    Batch,
+    Benchmark,
+    SourceData,
+    Stream,
+    as_input,
+    batch_domains,
+)
+
+CHECKED_SOURCE_IMAGES = 256
+# What reading a cut-off or overwritten checkpoint can raise.
+_DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
+
+
+@dataclass
+class Progress:
+    """What has been scored so far: per-image arrays, batch lines, and the time spent."""
+
+    arrays: list[dict[str, np.ndarray]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def scores(self) -> Scores:
+        """All per-image arrays joined."""
+        return Scores(**{k: np.concatenate([a[k] for a in self.arrays]) for k in FIELDS})
+
+
+def play(
+    method: Method,
+    stream: Stream,
+    progress: Progress,
+    *,
+    loggers: Sequence[Logger] = (),
+    after_batch: Any = None,
+) -> None:
+    """Run the rest of the stream: the loop of every benchmark.
+
+    `after_batch`, if given, is called with no arguments after each recorded batch.
+    """
+    names = stream.domain_names
+    reset_at_domains = stream.settings.setting == "reset"
+    dtype = torch.float64 if method.precision == "float64" else torch.float32
+    for batch in stream.batches(len(progress.lines)):
+        if reset_at_domains and batch.starts_domain and progress.lines:
+            method.reset()
+        images = batch.images.to(method.device, dtype)
+        skipped = method.counters["skipped_updates"]
+        began = time.perf_counter()
+        logits = method(images)
+        scores = score_batch(logits, batch.labels)  # waits for the device
+        spent = time.perf_counter() - began
+        progress.seconds += spent
+        progress.arrays.append(scores | _where(batch))
+        line = {
+            "batch": len(progress.lines),
+            "round": batch.round,
+            "domain": names[batch.domain[0]] if stream.settings.setting != "mixed" else "mixed",
+            "n": len(batch.labels),
+            "errors": int((scores["prediction"] != scores["label"]).sum()),
+            "loss": _finite(method.loss),
+            "ms": round(1000 * spent, 3),
+            "skipped": method.counters["skipped_updates"] - skipped,
+        }
+        progress.lines.append(line)
+        for logger in loggers:
+            logger.batch(line)
+        if after_batch is not None:
+            after_batch()
+
+
+def _where(batch: Batch) -> dict[str, np.ndarray]:
+    return {
+        "index": batch.index,
+        "domain": batch.domain,
+        "round": np.full(len(batch.index), batch.round, np.int16),
+    }
+
+
+def _finite(loss: torch.Tensor | None) -> float | None:
+    value = float("nan") if loss is None else float(loss)
+    return value if np.isfinite(value) else None
+
+
+# -- building -----------------------------------------------------------------------------------------
+
+
+def build_benchmark(cell: Cell) -> Benchmark:
+    """The benchmark of a cell. Raises DataError if its data is missing."""
+    benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
+        cell.settings, cell.request.data_root
+    )
+    problems = benchmark.problems()
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DataError(f"{benchmark.name}: {problems[0]}{more}")
+    return benchmark
+
+
+def build_method(cell: Cell, device: torch.device) -> Method:
+    """The method of a cell on a freshly loaded model."""
+    request = cell.request
+    model = load_source_model(
+        request.model or "", weights=request.weights, preprocessing=request.preprocessing
+    )
+    model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
+    method: Method = METHODS.get(request.method)(
+        model,
+        cell.hyperparameters,
+        seed=request.seed,
+        precision=request.precision,
+        window=request.window,
+    )
+    return method
+
+
+def source_data(benchmark: Benchmark, method: Method, seed: int) -> SourceData | None:
+    """The source set as the method may see it: nothing, images, or images with labels.
+
+    Raises DataError if the method needs source data and the benchmark has none.
+    """
+    if method.source_access == "none":
+        return None
+    images = benchmark.source()
+    if images is None:
+        raise DataError(
+            f"{type(method).__name__} reads {method.source_access} source data, but "
+            f"{benchmark.name} has no source set at hand."
+        )
+    return SourceData(
+        images,
+        labelled=method.source_access == "labelled",
+        seed=seed,
+        device=method.device,
+        dtype=torch.float64 if method.precision == "float64" else torch.float32,
+    )
+
+
+@torch.no_grad()
+def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
+    """Accuracy in % of the unadapted model on some source images, None if there are none.
+
+    Raises DataError near chance: then the weights are not those of this benchmark, and every
+    number after it would be meaningless.
+    """
+    images = benchmark.source()
+    if images is None:
+        return None
+    step = max(1, len(images.labels) // CHECKED_SOURCE_IMAGES)
+    index = np.arange(0, len(images.labels), step)
+    inputs = as_input(images.load(index)).to(model.mean.device, model.mean.dtype)
+    labels = torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))
+    before = model.passes.forward_images
+    outputs = [model(part).argmax(-1).cpu() for part in inputs.split(64)]
+    model.passes.forward_images = before  # a check of ours, not a cost of the method
+    accuracy = 100 * float((torch.cat(outputs) == labels).double().mean())
+    chance = 100 / benchmark.num_classes
+    if accuracy < 2 * chance + 1:
+        raise DataError(
+            f"model {model.name} is right on {accuracy:.1f} % of {len(index)} source images of "
+            f"{benchmark.name}, near chance ({chance:.1f} %): these weights are not of this "
+            "benchmark, or the classes are in another order."
+        )
+    return accuracy
+
+
+# -- one cell -----------------------------------------------------------------------------------------
+
+
+def run_cell(
+    cell: Cell,
+    folder: RunFolder,
+    *,
+    device: str = "cpu",
+    force: bool = False,
+    loggers: Sequence[Logger] = (),
+    checkpoint_seconds: float = 20.0,
+    checkpoint_batches: int | None = None,
+) -> dict[str, Any]:
+    """Run a cell to its result, or go on where an earlier attempt stopped; a done one is kept.
+
+    Checkpoints every `checkpoint_seconds` (or `checkpoint_batches`), and when interrupted. Raises
+    the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint.
+    """
+    check_writable(folder.path)
+    with folder.locked() as heartbeat:
+        if force:
+            folder.clear()
+        folder.check_configuration(cell.record)
+        if folder.is_done:
+            return folder.result()
+        folder.file("failed.json").unlink(missing_ok=True)
+        write_yaml(folder.file("cell.yaml"), cell.record)
+        try:
+            return _run(
+                cell,
+                folder,
+                torch.device(device),
+                [JsonLines(), *loggers],
+                Pace(checkpoint_seconds, checkpoint_batches),
+                heartbeat,
+            )
+        except Exception as error:
+            # Kept beside the cell so that `status` can tell; the caller still sees the error.
+            folder.append_log(f"failed: {error}")
+            folder.write_failure(error)
+            raise
+
+
+@dataclass
+class Pace:
+    """When the next checkpoint is due."""
+
+    seconds: float
+    batches: int | None
+    last: float = field(default_factory=time.monotonic)
+
+    def due(self, batches: int) -> bool:
+        """Whether to write one now, `batches` batches into the stream."""
+        if self.batches is not None:
+            return batches % self.batches == 0
+        if time.monotonic() - self.last < self.seconds:
+            return False
+        self.last = time.monotonic()
+        return True
+
+
+def _run(
+    cell: Cell,
+    folder: RunFolder,
+    device: torch.device,
+    loggers: Sequence[Logger],
+    pace: Pace,
+    heartbeat: Any,
+) -> dict[str, Any]:
+    benchmark = build_benchmark(cell)
+
+    def report(what: str, done: int, total: int) -> None:
+        for logger in loggers:
+            logger.preparing(what, done, total)
+
+    benchmark.make_ready(report, usable_cores())
+    stream = Stream(batch_domains(benchmark), cell.settings, cell.request.seed)  # type: ignore[arg-type]
+    method = build_method(cell, device)
+    accuracy = source_accuracy(benchmark, method.model)
+    method.start(source_data(benchmark, method, cell.request.seed))
+    write_yaml(folder.file("cell.yaml"), cell.record | {"num_batches": len(stream)})
+    provenance = {"corruptions": benchmark.provenance}
+    write_json(folder.file("env.json"), environment(device) | provenance)
+    progress = resume(folder, method, stream, loggers)
+    lay_lines(folder, progress.lines)
+    for logger in loggers:
+        logger.start(folder.path, cell.record, len(progress.lines), len(stream))
+
+    def after_batch() -> None:
+        heartbeat.beat()
+        if pace.due(len(progress.lines)):
+            save_checkpoint(folder, method, progress)
+
+    result = None
+    try:
+        play(method, stream, progress, loggers=loggers, after_batch=after_batch)
+        result = make_result(cell.record["id"], method, stream, progress)
+        result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
+        folder.write_predictions(
+            {name: getattr(progress.scores(), name) for name in FIELDS}
+        )
+        write_json(folder.file("result.json"), result)
+        folder.append_log(f"done: mean error {result['mean']:.2f} %")
+    except KeyboardInterrupt:
+        save_checkpoint(folder, method, progress)
+        folder.append_log(f"interrupted after {len(progress.lines)} batches")
+        raise
+    finally:
+        for logger in loggers:
+            logger.finish(result)
+    for name in ("state.pt", "state.previous.pt"):
+        folder.file(name).unlink(missing_ok=True)
+    return result
+
+
+def make_result(
+    cell_id: str, method: Method, stream: Stream, progress: Progress
+) -> dict[str, Any]:
+    """The content of result.json."""
+    scores = progress.scores()
+    rounds = summarise(scores, stream.domain_names)
+    images = len(scores.label)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell": cell_id,
+        "metric": "error",
+        "mean": float(np.mean([entry["mean"] for entry in rounds])),
+        "rounds": rounds,
+        "counters": dict(method.counters),
+        "cost": {
+            "trainable_parameters": sum(p.numel() for p in method.trainable.values()),
+            "extra_state_bytes": method.extra_state_bytes,
+            "forward_per_image": method.passes.forward_images / images,
+            "backward_per_image": method.passes.backward_images / images,
+            "seconds": progress.seconds,
+            "images_per_second": images / progress.seconds,
+            "peak_memory_mb": _peak_memory_mb(method.device),
+        },
+        "order_sha256": stream.order.sha256(),
+    }
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------
+
+
+def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
+    """Write state.pt; the one before is kept as state.previous.pt."""
+    if not progress.lines:
+        return
+    content = {
+        "method": method.state_dict(),
+        "arrays": {k: torch.from_numpy(getattr(progress.scores(), k)) for k in FIELDS},
+        "lines": progress.lines,
+        "seconds": progress.seconds,
+    }
+    newest = folder.file("state.pt")
+    if newest.exists():
+        newest.replace(folder.file("state.previous.pt"))
+    with atomic(newest) as temporary:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def resume(
+    folder: RunFolder, method: Method, stream: Stream, loggers: Iterable[Logger] = ()
+) -> Progress:
+    """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
+
+    Says what it found. With no checkpoint the stream begins anew.
+    """
+    for name in ("state.pt", "state.previous.pt"):
+        file = folder.file(name)
+        if not file.exists():
+            continue
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            progress = Progress(
+                [{k: v.numpy() for k, v in content["arrays"].items()}],
+                content["lines"],
+                content["seconds"],
+            )
+            saved = content["method"]
+        except _DAMAGE as error:
+            _say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
+            continue
+        method.load_state_dict(saved)
+        _say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
+        return progress
+    lines = folder.file("batches.jsonl")
+    if lines.exists() and lines.stat().st_size:
+        _say(folder, loggers, "no whole checkpoint: the stream begins anew")
+    return Progress()
+
+
+def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
+    folder.append_log(message)
+    for logger in loggers:
+        logger.say(f"{folder.path.name}: {message}")
+
+
+# -- environment --------------------------------------------------------------------------------------
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result depends on beside its configuration: versions, device, threads, kernels."""
+    packages = ("torch", "torchvision", "timm", "numpy", "scipy", "opencv-python-headless")
+    return {
+        "time": timestamp(),
+        "ctta_bench": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in packages},
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "attention": "fused" if timm.layers.use_fused_attn() else "plain",
+        "plugins": sorted(loaded_plugins()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the suite if it runs from a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    call = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def default_device() -> str:
+    """The first accelerator, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,297 @@
+"""The contract of a method, and what every method gets without a line in its own file.
+
+A method is a class with `setup` (choose parameters, build the optimiser), `prepare` (read source
+data once, if it may) and `adapt` (return the logits that are scored, and update). The base adds:
+reset, checkpoints that resume to the same bits, a guard against non-finite losses, private
+randomness, autocast, counting of passes, and window mode for single-sample streams.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from ctta_bench import state
+from ctta_bench.errors import MethodError
+from ctta_bench.model import SourceModel
+
+Precision = Literal["float64", "float32", "bfloat16", "float16"]
+SourceAccess = Literal["none", "unlabelled", "labelled"]
+
+# Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
+_BASE = frozenset({"hp", "window", "precision", "_initial", "_scaler", "_started"})
+_SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
+
+
+class MethodHyperparameters(BaseModel):
+    """Base of every method's hyper-parameters: unknown keys are refused, values are fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OptimizerHyperparameters(MethodHyperparameters):
+    """The optimiser of methods that take gradient steps."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="update rule")
+    lr: float = Field(1e-3, ge=0, description="learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    nesterov: bool = Field(False, description="Nesterov's momentum (SGD)")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="moment decays of Adam(W)")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+
+
+class Method:
+    """Base of all methods; call it with images float [n, 3, H, W] in [0, 1], get scored logits.
+
+    Neither labels nor domain names ever reach a method. Subclasses define `Hyperparameters`,
+    `setup`, `adapt` and, if `source_access` is not "none", `prepare`.
+    """
+
+    class Hyperparameters(MethodHyperparameters):
+        """No hyper-parameters."""
+
+    source_access: ClassVar[SourceAccess] = "none"
+    """What `prepare` may read of the source data."""
+    batch_dependent: ClassVar[bool] = False
+    """Whether an image's logits depend on the others of its batch (batch statistics)."""
+
+    hp: Any
+
+    def __init__(
+        self,
+        model: SourceModel,
+        hyperparameters: MethodHyperparameters | None = None,
+        *,
+        seed: int = 0,
+        precision: Precision = "float32",
+        window: int = 0,
+    ) -> None:
+        self.model = model
+        self.hp = hyperparameters or self.Hyperparameters()
+        self.precision = precision
+        self.window = window
+        self.counters = {"skipped_updates": 0, "resets": 0}
+        self.passes = model.passes
+        self.loss: Tensor | None = None
+        self.trainable: dict[str, nn.Parameter] = {}
+        self._rng = torch.Generator().manual_seed(seed).get_state()
+        self._recent: list[Tensor] = []
+        self._initial: state.Node = {}
+        self._started = False
+        self._scaler = torch.amp.GradScaler(
+            self.device.type, enabled=precision == "float16" and self.device.type == "cuda"
+        )
+        model.requires_grad_(False).eval()
+        with self._own_randomness():
+            self.setup()
+
+    # -- what a method writes ---------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Choose the parameters to adapt and build optimiser, teacher, memory; once."""
+
+    def prepare(self, source: Any) -> None:
+        """Read the source data once before the stream, within `source_access`."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Return the scored logits [n, classes] of `images` and update. Every method has its own."""
+        raise MethodError(f"{type(self).__name__} defines no adapt(images).")
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] without an update, as window mode scores them."""
+        return self.model(images)
+
+    # -- what the engine and users call -------------------------------------------------------------
+
+    def start(self, source: Any = None) -> None:
+        """Prepare from the source data and remember the state that `reset` returns to."""
+        if self.source_access != "none" and source is None:
+            raise MethodError(
+                f"{type(self).__name__} reads {self.source_access} source data before the stream, "
+                "but none was given; pass the benchmark's source set to start()."
+            )
+        with self._own_randomness(), self._autocast():
+            self.prepare(source if self.source_access != "none" else None)
+        self.optimizer_zero_grad()
+        # What is counted is the cost of the stream; preparation is paid once.
+        self.passes.forward_images = self.passes.backward_images = 0
+        self._initial = state.capture(self, skip=_SURVIVES_RESET, frozen=self.model)
+        self._started = True
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Scored logits [n, classes] of images [n, 3, H, W] in [0, 1]; has adapted on return."""
+        if not self._started:
+            self.start()
+        with self._own_randomness(), self._autocast():
+            logits = self._in_window(images) if self.window > 1 else self.adapt(images)
+        logits = logits.detach()
+        return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+    def reset(self) -> None:
+        """Back to the state before the stream: parameters, optimiser, memory, to the bit.
+
+        Counters and the random stream go on.
+        """
+        state.restore(self, self._initial, skip=_SURVIVES_RESET)
+        self.counters["resets"] += 1
+
+    def state_dict(self) -> state.Node:
+        """Everything that changes along the stream, as a tree that `torch.save` takes."""
+        return state.capture(self, skip=_BASE, frozen=self.model)
+
+    def load_state_dict(self, tree: state.Node) -> None:
+        """Go on from a `state_dict` of a method built and started in the same way."""
+        state.restore(self, tree, skip=_BASE)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def extra_state_bytes(self) -> int:
+        """Bytes of tensors kept beside the model and its optimiser: teachers, memories, prompts."""
+        skip = _SURVIVES_RESET | {"model", "trainable", "optimizer"}
+        return _tensor_bytes(state.capture(self, skip=skip))
+
+    # -- what methods use ---------------------------------------------------------------------------
+
+    def adapt_only(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Make `parameters` (by name) the trainable ones and freeze the rest of the model.
+
+        Raises MethodError if there are none.
+        """
+        if not parameters:
+            raise MethodError(
+                f"{type(self).__name__} finds nothing to adapt in {self.model.name}: the model has "
+                "no layers of the kind that this method updates."
+            )
+        self.model.requires_grad_(False)
+        self.trainable = dict(parameters)
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
+
+    def build_optimizer(
+        self, parameters: Iterable[nn.Parameter] | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimiser that the hyper-parameters describe, over the trainable parameters."""
+        hp = self.hp
+        parameters = list(self.trainable.values() if parameters is None else parameters)
+        if hp.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, hp.lr, hp.momentum, weight_decay=hp.weight_decay, nesterov=hp.nesterov
+            )
+        kind = torch.optim.Adam if hp.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, hp.lr, hp.betas, weight_decay=hp.weight_decay)
+
+    def step(self, loss: Tensor) -> bool:
+        """Backward and one optimiser step; skipped and counted unless loss and gradients are finite.
+
+        Returns whether the step was taken.
+        """
+        return self.backward(loss) and self.optimizer_step()
+
+    def backward(self, loss: Tensor, *, guard: bool = True) -> bool:
+        """Add the gradient of `loss` to the trainable parameters; False (and counted) if not finite."""
+        self.loss = loss.detach()
+        if guard and not bool(torch.isfinite(loss)):
+            self.skip_update()
+            return False
+        self._scaler.scale(loss).backward()
+        return True
+
+    def optimizer_step(self, *, guard: bool = True) -> bool:
+        """One step of `self.optimizer` with the gathered gradients, then clear them."""
+        optimizer = self.optimizer
+        self._scaler.unscale_(optimizer)
+        if guard and not self._gradients_are_finite():
+            self._scaler.update()
+            self.skip_update()
+            return False
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        self.optimizer_zero_grad()
+        return True
+
+    def skip_update(self) -> None:
+        """Leave this batch's update out, drop its gradients and count it."""
+        self.counters["skipped_updates"] += 1
+        self.optimizer_zero_grad()
+
+    def optimizer_zero_grad(self) -> None:
+        """Drop all gathered gradients."""
+        for parameter in self.trainable.values():
+            parameter.grad = None
+
+    def _gradients_are_finite(self) -> bool:
+        gradients = [p.grad for p in self.trainable.values() if p.grad is not None]
+        if not gradients:
+            return True
+        return bool(torch.stack(torch._foreach_norm(gradients)).sum().isfinite())
+
+    # -- how the base does it -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Run with the method's private random stream, so that nothing outside moves it.
+
+        A method may simply call torch.rand: loader workers, progress displays or other methods in
+        the process do not change what it draws, and checkpoints carry the stream.
+        """
+        outside = torch.get_rng_state()
+        on_gpu = self.device.type == "cuda"
+        outside_gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
+        torch.set_rng_state(self._rng)
+        if on_gpu:
+            # One seed for both devices: drawn from the host's stream, it needs no second state.
+            seed = int(torch.randint(2**62, (1,)))
+            torch.cuda.manual_seed(seed)
+        try:
+            yield
+        finally:
+            self._rng = torch.get_rng_state()
+            torch.set_rng_state(outside)
+            if outside_gpu is not None:
+                torch.cuda.set_rng_state(outside_gpu, self.device)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision in ("float32", "float64"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.precision))
+
+    def _in_window(self, images: Tensor) -> Tensor:
+        """Score every image at once, update only when `window` new images have gathered."""
+        self._recent.append(images)
+        gathered = torch.cat(self._recent)
+        with torch.no_grad():
+            if self.batch_dependent:
+                logits = self.predict(gathered)[-len(images) :]
+            else:
+                logits = self.predict(images)
+        if len(gathered) >= self.window:
+            self._recent = []
+            self.adapt(gathered)
+        return logits
+
+
+def _tensor_bytes(tree: Any) -> int:
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        return sum(map(_tensor_bytes, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(_tensor_bytes, tree))
+    return 0
+
+
+def softmax_entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy [n] in nats of the softmax of logits [n, classes], in float32 or better."""
+    log_p = logits.log_softmax(-1, dtype=_at_least_float32(logits))
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def _at_least_float32(values: Tensor) -> torch.dtype:
+    return torch.float64 if values.dtype == torch.float64 else torch.float32

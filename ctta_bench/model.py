@@ -1,0 +1,334 @@
+"""SourceModel: one face for every network that methods adapt.
+
+Images enter in [0, 1]; resizing and normalisation are layers inside, so that methods and their
+augmentations never see another range. `features` and `head` split the network before its last
+linear layer; `norm_parameters` and `ctta_bench.injection` address layers by what they are.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from ctta_bench.errors import ConfigError, DataError, MethodError
+from ctta_bench.registry import MODELS
+
+Regime = Literal["true", "lineage"]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS = (nn.LayerNorm, nn.GroupNorm, *BATCH_NORMS, *INSTANCE_NORMS)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What happens to images between [0, 1] and the network; part of a result's identity.
+
+    Regime "true" uses the statistics recorded with the checkpoint; "lineage" feeds raw [0, 1], as
+    the published tables of this field do.
+    """
+
+    regime: Regime = "true"
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    size: tuple[int, int] | None = None
+    interpolation: str = "bilinear"
+
+    def record(self) -> dict[str, Any]:
+        """As plain values for cell.yaml."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+@dataclass
+class PassCounts:
+    """Images that went through the network forward and backward (copies of a model share it)."""
+
+    forward_images: int = 0
+    backward_images: int = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PassCounts":
+        return self
+
+
+class SourceModel(nn.Module):
+    """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes].
+
+    `network` is a timm classifier or any module from normalised images to logits. Its own
+    `pretrained_cfg` (mean, std, input size), if any, is what regime "true" uses.
+    """
+
+    def __init__(
+        self, network: nn.Module, *, name: str = "", preprocessing: Regime | Preprocessing = "true"
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.name = name or type(network).__name__
+        if not isinstance(preprocessing, Preprocessing):
+            preprocessing = recorded_preprocessing(network, preprocessing)
+        self.preprocessing = preprocessing
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1))
+        self.passes = PassCounts()
+        self._classifier = (find_classifier(network),)  # a tuple: no second registration of the layer
+        self._is_timm = hasattr(network, "forward_features") and hasattr(network, "forward_head")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        if self._is_timm:
+            return self.head(self.features(images))
+        return self._count(self.network(self.preprocess(images)))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the last linear layer sees, [n, d]: for a ViT the class token after the final norm."""
+        inputs = self.preprocess(images)
+        if self._is_timm:
+            tokens = self.network.forward_features(inputs)
+            return self._count(self.network.forward_head(tokens, pre_logits=True))
+        seen: list[Tensor] = []
+        handle = self.classifier.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            self.network(inputs)
+        finally:
+            handle.remove()
+        return self._count(seen[0])
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits [n, classes] of features [n, d]."""
+        return self.classifier(features)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Resize to the network's input size, if it has one, and normalise."""
+        size = self.preprocessing.size
+        if size is not None and tuple(images.shape[-2:]) != size:
+            images = interpolate(images, size=size, mode="bilinear", align_corners=False)
+        return (images - self.mean) / self.std
+
+    @property
+    def classifier(self) -> nn.Linear:
+        """The last linear layer. Raises MethodError if the network has none."""
+        (classifier,) = self._classifier
+        if classifier is None:
+            raise MethodError(
+                f"{self.name} has no last linear layer, so its features cannot be told from its "
+                "logits; methods that align features cannot serve it."
+            )
+        return classifier
+
+    @property
+    def num_classes(self) -> int:
+        """Number of logits."""
+        return self.classifier.out_features
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The encoder blocks in order (a ViT's), or [] if the network is not built of blocks."""
+        lists = [m for m in self.network.modules() if isinstance(m, nn.Sequential | nn.ModuleList)]
+        alike = [
+            list(m)
+            for m in lists
+            if len(m) > 1
+            and len({type(c) for c in m}) == 1
+            and any(isinstance(x, nn.LayerNorm) for x in m[0].modules())
+        ]
+        return max(alike, key=len, default=[])
+
+    def norm_layers(
+        self, *, skip_last_blocks: int = 0, skip_final: bool = False
+    ) -> dict[str, nn.Module]:
+        """Normalisation layers with affine parameters, by their name in the network.
+
+        Chosen by type and position, never by name: `skip_last_blocks` leaves out the norms of the
+        last encoder blocks, `skip_final` those outside the blocks.
+        """
+        blocks = self.blocks
+        kept = {id(m) for b in blocks[: len(blocks) - skip_last_blocks] for m in b.modules()}
+        inside = {id(m) for b in blocks for m in b.modules()}
+        found = {}
+        for name, module in self.network.named_modules():
+            if not isinstance(module, NORMS) or getattr(module, "weight", None) is None:
+                continue
+            if id(module) in inside and id(module) not in kept:
+                continue
+            if blocks and skip_final and id(module) not in inside:
+                continue
+            found[name] = module
+        return found
+
+    def norm_parameters(
+        self, *, skip_last_blocks: int = 0, skip_final: bool = False
+    ) -> dict[str, nn.Parameter]:
+        """Affine parameters of `norm_layers`, by their name in the network."""
+        layers = self.norm_layers(skip_last_blocks=skip_last_blocks, skip_final=skip_final)
+        return {
+            f"{name}.{key}": parameter
+            for name, module in layers.items()
+            for key, parameter in module.named_parameters(recurse=False)
+        }
+
+    def use_batch_statistics(self) -> bool:
+        """Let every BatchNorm normalise by its batch and forget the source's statistics.
+
+        Returns whether there is any BatchNorm.
+        """
+        norms = [m for m in self.network.modules() if isinstance(m, BATCH_NORMS)]
+        for norm in norms:
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        return bool(norms)
+
+    def sha256(self) -> str:
+        """Fingerprint of the weights: equal weights have equal ones, whatever file they came in."""
+        return fingerprint(self.network)
+
+    def _count(self, output: Tensor) -> Tensor:
+        n = len(output)
+        self.passes.forward_images += n
+        if output.requires_grad:
+            output.register_hook(lambda _: self._count_backward(n))
+        return output
+
+    def _count_backward(self, n: int) -> None:
+        self.passes.backward_images += n
+
+
+def find_classifier(network: nn.Module) -> nn.Linear | None:
+    """The linear layer that makes the logits: timm's own answer, else the last one defined."""
+    if hasattr(network, "get_classifier"):
+        classifier = network.get_classifier()
+        return classifier if isinstance(classifier, nn.Linear) else None
+    linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    return linears[-1] if linears else None
+
+
+def recorded_preprocessing(network: nn.Module, regime: str) -> Preprocessing:
+    """The pre-processing that belongs to the checkpoint, or its lineage form without normalisation.
+
+    Raises ConfigError for another regime.
+    """
+    if regime not in ("true", "lineage"):
+        raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")
+    cfg = getattr(network, "pretrained_cfg", None) or {}
+    cfg = cfg if isinstance(cfg, dict) else cfg.to_dict()
+    size = cfg.get("input_size")
+    geometry = {"size": tuple(size[1:]) if size else None}
+    if regime == "lineage" or "mean" not in cfg:
+        return Preprocessing(regime="lineage" if regime == "lineage" else "true", **geometry)
+    return Preprocessing("true", tuple(cfg["mean"]), tuple(cfg["std"]), **geometry)
+
+
+def fingerprint(network: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def load_source_model(
+    name: str, *, weights: Path | None = None, preprocessing: Regime = "true"
+) -> SourceModel:
+    """Build the model `name` with its weights: a registered name or `timm:MODEL.TAG`.
+
+    `weights` replaces the model's own checkpoint file. Raises ConfigError for an unknown name and
+    DataError for weights that are missing or do not fit.
+    """
+    build, own_file = _builder(name)
+    network = build()
+    file = weights or own_file(network)
+    if file is not None:
+        load_weights(network, Path(file))
+    return SourceModel(network, name=name, preprocessing=preprocessing)
+
+
+def _builder(
+    name: str,
+) -> tuple[Callable[[], nn.Module], Callable[[nn.Module], str | None]]:
+    if not name.startswith("timm:"):
+        return MODELS.get(name), lambda network: network.pretrained_cfg.get("file")
+
+    import timm
+
+    bare = name.removeprefix("timm:")
+    if not timm.is_model(bare):
+        close = timm.list_models(f"*{bare.split('.')[0]}*")[:3]
+        hint = f" Did you mean {', '.join('timm:' + c for c in close)}?" if close else ""
+        raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
+    return lambda: timm.create_model(bare, pretrained=False), lambda network: _missing_file(name)
+
+
+def _missing_file(name: str) -> str:
+    raise DataError(
+        f"model {name!r} needs a file of weights: nothing is downloaded unasked; give one with "
+        "--weights FILE (.safetensors, .pth)."
+    )
+
+
+def load_weights(network: nn.Module, file: Path) -> None:
+    """Load a checkpoint strictly: plain, or under `state_dict` or `model`, keys prefixed or not.
+
+    Raises DataError naming the first key that is missing, left over, of another shape or NaN.
+    """
+    tensors = strip_prefix(unwrap(read_tensors(file)))
+    wanted = network.state_dict()
+    problems = list(_mismatches(wanted, tensors))
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DataError(f"{file}: does not fit {type(network).__name__}: {problems[0]}{more}.")
+    for key, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise DataError(f"{file}: {key} holds values that are not finite; the file is damaged.")
+    network.load_state_dict(tensors, strict=True)
+
+
+def _mismatches(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> Iterator[str]:
+    for key in wanted:
+        if key not in given:
+            yield f"key {key!r} is missing"
+        elif given[key].shape != wanted[key].shape:
+            ours, theirs = tuple(wanted[key].shape), tuple(given[key].shape)
+            yield f"{key!r} has shape {theirs} where the model has {ours}"
+    for key in given:
+        if key not in wanted:
+            yield f"key {key!r} belongs to no layer of the model"
+
+
+def read_tensors(file: Path) -> dict[str, Any]:
+    """The contents of a .safetensors or torch file, without running anything from it."""
+    try:
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load_file(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file of weights.") from None
+    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"{file}: is not a whole file of weights ({error}).") from error
+    except UnpicklingError as error:
+        raise DataError(
+            f"{file}: holds more than tensors and is refused; save the weights alone."
+        ) from error
+
+
+def unwrap(contents: Any) -> dict[str, Tensor]:
+    """The state dict inside the usual wrappings: itself, or under `state_dict` or `model`."""
+    for key in ("state_dict", "model"):
+        if isinstance(contents, dict) and isinstance(contents.get(key), dict):
+            contents = contents[key]
+    if not isinstance(contents, dict):
+        raise DataError("the file of weights holds no state dict.")
+    return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
+
+
+def strip_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop one leading `module.` (DataParallel) if every key has it."""
+    if tensors and all(k.startswith("module.") for k in tensors):
+        return {k.removeprefix("module."): v for k, v in tensors.items()}
+    return tensors

@@ -1,0 +1,217 @@
+"""METHODS, BENCHMARKS, MODELS: names that users type, found without importing what is not used.
+
+Entries are written as usual in mmengine, `@METHODS.register_module("tent")` on a class or function.
+A registry first reads the source files of its package as text, so that `ctta-bench list` needs
+neither torch nor mmengine; the module of an entry is imported when the entry is built.
+"""
+
+import ast
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from ctta_bench.errors import ConfigError
+
+T = TypeVar("T")
+ENTRY_POINT_GROUP = "ctta_bench.plugins"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the source text tells of an entry: where it is, its first line of documentation, and
+    the class attributes that are literals (`source_access`, `paper`, ...)."""
+
+    name: str
+    module: str
+    description: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def canonical(name: str) -> str:
+    """The registry's spelling of a name: lower case, underscores (`ImageNet-C` is `imagenet_c`)."""
+    return name.strip().lower().replace("-", "_")
+
+
+class Registry:
+    """A lazy view of one mmengine registry.
+
+    `kind` is the noun used in messages, `variable` the name that decorators use in source files,
+    `package` the package whose modules hold the entries.
+    """
+
+    def __init__(self, kind: str, variable: str, package: str) -> None:
+        self.kind = kind
+        self.variable = variable
+        self.package = package
+        self._plugin_entries: dict[str, Entry] = {}
+
+    @functools.cached_property
+    def _modules(self) -> Any:
+        from mmengine.registry import Registry as MMRegistry
+
+        return MMRegistry(self.kind, scope="ctta_bench")
+
+    @functools.cached_property
+    def _package_entries(self) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        spec = importlib.util.find_spec(self.package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for file in sorted(Path(folder).glob("*.py")):
+                found |= scan(file, f"{self.package}.{file.stem}", self.variable)
+        return found
+
+    def entries(self) -> dict[str, Entry]:
+        """All known entries by name, sorted: those of the package and those of loaded plug-ins."""
+        load_entry_points()
+        return dict(sorted((self._package_entries | self._plugin_entries).items()))
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        return list(self.entries())
+
+    def find(self, name: str) -> Entry:
+        """The entry called `name`; raises ConfigError with close names and the places searched."""
+        entries = self.entries()
+        entry = entries.get(canonical(name))
+        if entry is None:
+            close = difflib.get_close_matches(canonical(name), entries, n=2, cutoff=0.5)
+            hint = f", did you mean {' or '.join(repr(c) for c in close)}?" if close else "."
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}{hint} `ctta-bench list {self.kind}s` shows all "
+                f"{len(entries)}; searched: {', '.join([self.package, *sorted(loaded_plugins())])}."
+            )
+        return entry
+
+    def get(self, name: str) -> Any:
+        """The registered class or function; imports its module. Raises ConfigError if unknown."""
+        entry = self.find(name)
+        importlib.import_module(entry.module)
+        return self._modules.module_dict[entry.name]
+
+    def register_module(self, name: str) -> Callable[[T], T]:
+        """Decorator that registers a class or function under `name`, as mmengine's does.
+
+        Raises ConfigError if another module already owns the name.
+        """
+
+        def register(target: T) -> T:
+            module = getattr(target, "__module__", "")
+            owner = (self._package_entries | self._plugin_entries).get(name)
+            if owner is not None and owner.module != module:
+                raise ConfigError(
+                    f"{module} registers the {self.kind} {name!r}, which {owner.module} already "
+                    "owns; choose another name."
+                )
+            if owner is None:
+                doc = (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
+                literals = {k: v for k, v in vars(target).items() if isinstance(v, str | int)}
+                self._plugin_entries[name] = Entry(name, module, doc, literals)
+            self._modules.register_module(name=name, module=target, force=True)
+            return target
+
+        return register
+
+
+def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
+    """Entries that `file` registers with `@variable.register_module("name")`, read as text."""
+    text = file.read_text(encoding="utf-8")
+    if f"{variable}.register_module" not in text:
+        return {}
+    tree = ast.parse(text, filename=str(file))
+    found = {}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        for name in _registered_names(node, variable):
+            doc = ast.get_docstring(node) or ast.get_docstring(tree) or ""
+            found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node))
+    return found
+
+
+def _registered_names(node: ast.ClassDef | ast.FunctionDef, variable: str) -> Iterable[str]:
+    for call in node.decorator_list:
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="register_module"),
+                args=[ast.Constant(value=str(name))],
+            ) if owner == variable:
+                yield name
+
+
+def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    values = {}
+    for item in node.body:
+        match item:
+            case ast.Assign(targets=[ast.Name(id=key)], value=value):
+                try:
+                    values[key] = ast.literal_eval(value)
+                except ValueError:
+                    continue  # not a literal: known only after import
+    return values
+
+
+METHODS = Registry("method", "METHODS", "ctta_bench.methods")
+BENCHMARKS = Registry("benchmark", "BENCHMARKS", "ctta_bench.datasets")
+MODELS = Registry("model", "MODELS", "ctta_bench.datasets")
+
+_plugins: dict[str, ModuleType] = {}
+
+
+def loaded_plugins() -> dict[str, ModuleType]:
+    """Plug-ins loaded so far, by the file or module name that asked for them."""
+    return dict(_plugins)
+
+
+def load_plugin(file_or_module: str) -> ModuleType:
+    """Import a plug-in: a Python file by its path, or an installed module by its name.
+
+    Raises ConfigError if there is no such file or module, or its code does not run.
+    """
+    if file_or_module in _plugins:
+        return _plugins[file_or_module]
+    path = Path(file_or_module)
+    try:
+        if path.suffix == ".py":
+            module = _import_file(path)
+        else:
+            module = importlib.import_module(file_or_module)
+    except (ImportError, OSError, SyntaxError, NameError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"plug-in {file_or_module!r} does not load: {type(error).__name__}: {error}."
+        ) from error
+    _plugins[file_or_module] = module
+    return module
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"plug-in {str(path)!r}: no such file.")
+    # The path is part of the module's name: two files called my_method.py are two plug-ins.
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"ctta_bench_plugin_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@functools.cache
+def load_entry_points() -> None:
+    """Load the plug-ins of installed packages (entry-point group `ctta_bench.plugins`)."""
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        load_plugin(point.value)

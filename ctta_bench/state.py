@@ -1,0 +1,263 @@
+"""The state of any object as a tree of tensors and plain values, and back into a like object.
+
+This is how a method gets `reset`, checkpoints and resume without a line in its file: every
+attribute is captured by what it is. The tree holds only dicts, lists, tensors and primitives, so
+that `torch.load(weights_only=True)` reads it.
+"""
+
+import functools
+import inspect
+import sys
+from collections import OrderedDict, deque
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from ctta_bench.errors import MethodError
+
+Node = dict[str, Any]
+_MISSING = object()
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+# Settings rather than state: whoever builds the object anew builds these anew, too.
+_CONSTANT = (torch.device, torch.dtype, torch.Size, BaseModel, Enum, PurePath, type)
+
+
+class _Capture:
+    def __init__(self, owner: object, frozen: nn.Module | None) -> None:
+        self.owner = owner
+        self.frozen = frozen
+        self.owned: set[int] = set()
+        self.seen: dict[int, int] = {}
+        self.alive: list[object] = []  # ids stay valid only while the objects live
+
+    def note_modules(self, value: object, depth: int = 0) -> None:
+        """Tensors of modules are saved with their module; other places only refer to them."""
+        if isinstance(value, nn.Module):
+            self.owned.update(map(id, value.parameters()))
+            self.owned.update(map(id, value.buffers()))
+        elif isinstance(value, dict):
+            for item in value.values():
+                self.note_modules(item, depth + 1)
+        elif isinstance(value, list | tuple | deque) and depth < 3:
+            for item in value:
+                self.note_modules(item, depth + 1)
+
+    def encode(self, value: Any, path: str) -> Node:
+        if isinstance(value, _PLAIN):
+            return {"kind": "value", "value": value}
+        if isinstance(value, nn.Module):
+            return {"kind": "module", "tensors": self.module_tensors(value)}
+        if isinstance(value, Tensor):
+            return self.encode_tensor(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return {"kind": "stateful", "state": _clone(value.state_dict())}
+        if isinstance(value, torch.Generator):
+            return {"kind": "generator", "state": value.get_state()}
+        if isinstance(value, np.ndarray):
+            return {"kind": "array", "value": torch.from_numpy(value.copy())}
+        if isinstance(value, np.generic):
+            return {"kind": "value", "value": value.item()}
+        if isinstance(value, dict):
+            items = [[k, self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            return {"kind": "dict", "items": items, "ordered": isinstance(value, OrderedDict)}
+        if isinstance(value, list | tuple | deque | set | frozenset):
+            return self.encode_sequence(value, path)
+        if isinstance(value, _CONSTANT) or inspect.isroutine(value):
+            return {"kind": "constant"}
+        if isinstance(value, functools.partial):
+            return {"kind": "constant"}
+        return self.encode_object(value, path)
+
+    def encode_sequence(self, value: Any, path: str) -> Node:
+        kind = next(t for t in (tuple, list, deque, frozenset, set) if isinstance(value, t))
+        items = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        node = {"kind": "sequence", "type": kind.__name__, "items": items}
+        if isinstance(value, deque):
+            node["maxlen"] = value.maxlen
+        return node
+
+    def encode_tensor(self, value: Tensor) -> Node:
+        if id(value) in self.owned:
+            return {"kind": "owned"}
+        if id(value) in self.seen:
+            return {"kind": "same", "id": self.seen[id(value)]}
+        number = self.remember(value)
+        kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+        return {"kind": kind, "id": number, "value": value.detach().clone()}
+
+    def encode_object(self, value: Any, path: str) -> Node:
+        if id(value) in self.seen:
+            return {"kind": "same", "id": self.seen[id(value)]}
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return {"kind": "stateful", "state": _clone(value.state_dict())}
+        if not hasattr(value, "__dict__"):
+            raise MethodError(
+                f"{type(self.owner).__name__}.{path} is a {type(value).__name__}, which cannot be "
+                "saved; keep state in tensors, numbers, lists, dicts or plain objects."
+            )
+        number = self.remember(value)
+        fields = {k: self.encode(v, f"{path}.{k}") for k, v in vars(value).items()}
+        return {"kind": "object", "id": number, "class": type(value).__name__, "fields": fields}
+
+    def remember(self, value: object) -> int:
+        self.alive.append(value)
+        return self.seen.setdefault(id(value), len(self.seen))
+
+    def module_tensors(self, module: nn.Module) -> dict[str, Tensor]:
+        """The tensors that can change: all of a module, but for the source model (`frozen`) only
+        what is trainable and its buffers, for the rest is the same in every like object."""
+        names = set(module.state_dict())
+        if module is self.frozen:
+            names -= {n for n, p in module.named_parameters() if not p.requires_grad}
+        return {n: t.detach().clone() for n, t in _tensors(module).items() if n in names}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _clone(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {k: _clone(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_clone(v) for v in tree)
+    return tree
+
+
+def capture(
+    owner: object, *, skip: frozenset[str] = frozenset(), frozen: nn.Module | None = None
+) -> Node:
+    """A copy of every attribute of `owner` but those in `skip`.
+
+    Frozen parameters of the module `frozen` are left out. Raises MethodError for an attribute that
+    cannot be saved.
+    """
+    attributes = {k: v for k, v in vars(owner).items() if k not in skip}
+    job = _Capture(owner, frozen)
+    for value in vars(owner).values():
+        job.note_modules(value)
+    return {k: job.encode(v, k) for k, v in attributes.items()}
+
+
+class _Restore:
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.made: dict[int, Any] = {}
+
+    def decode(self, node: Node, current: Any, path: str) -> Any:
+        return getattr(self, f"decode_{node['kind']}")(node, current, path)
+
+    def decode_value(self, node: Node, current: Any, path: str) -> Any:
+        return node["value"]
+
+    def decode_constant(self, node: Node, current: Any, path: str) -> Any:
+        return self.existing(current, path)
+
+    decode_owned = decode_constant
+
+    def decode_module(self, node: Node, current: Any, path: str) -> Any:
+        module = self.existing(current, path)
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for name, value in node["tensors"].items():
+                if name not in tensors or tensors[name].shape != value.shape:
+                    raise MethodError(
+                        f"{type(self.owner).__name__}.{path} has no tensor {name} of shape "
+                        f"{tuple(value.shape)}: the saved state is of another method or model."
+                    )
+                tensors[name].copy_(value)
+        return module
+
+    def decode_tensor(self, node: Node, current: Any, path: str) -> Any:
+        value = node["value"].clone()
+        if isinstance(current, Tensor):
+            value = value.to(current.device)
+        self.made[node["id"]] = value
+        return value
+
+    def decode_parameter(self, node: Node, current: Any, path: str) -> Any:
+        parameter = self.existing(current, path)
+        with torch.no_grad():
+            parameter.copy_(node["value"])
+        self.made[node["id"]] = parameter
+        return parameter
+
+    def decode_same(self, node: Node, current: Any, path: str) -> Any:
+        return self.made[node["id"]]
+
+    def decode_stateful(self, node: Node, current: Any, path: str) -> Any:
+        self.existing(current, path).load_state_dict(_clone(node["state"]))
+        return current
+
+    def decode_generator(self, node: Node, current: Any, path: str) -> Any:
+        self.existing(current, path).set_state(node["state"])
+        return current
+
+    def decode_array(self, node: Node, current: Any, path: str) -> Any:
+        return node["value"].numpy().copy()
+
+    def decode_dict(self, node: Node, current: Any, path: str) -> Any:
+        old = current if isinstance(current, dict) else {}
+        items = {
+            k: self.decode(v, old.get(k, _MISSING), f"{path}[{k!r}]") for k, v in node["items"]
+        }
+        return OrderedDict(items) if node["ordered"] else items
+
+    def decode_sequence(self, node: Node, current: Any, path: str) -> Any:
+        old = list(current) if isinstance(current, list | tuple | deque) else []
+        old += [_MISSING] * (len(node["items"]) - len(old))
+        items = [self.decode(v, old[i], f"{path}[{i}]") for i, v in enumerate(node["items"])]
+        if node["type"] == "deque":
+            return deque(items, maxlen=node["maxlen"])
+        if node["type"] == "tuple" and hasattr(type(current), "_fields"):
+            return type(current)(*items)
+        types = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+        return types[node["type"]](items)
+
+    def decode_object(self, node: Node, current: Any, path: str) -> Any:
+        target = current if type(current).__name__ == node["class"] else self.new(node, path)
+        self.made[node["id"]] = target
+        old = vars(target)
+        for name, field in node["fields"].items():
+            value = self.decode(field, old.get(name, _MISSING), f"{path}.{name}")
+            object.__setattr__(target, name, value)
+        return target
+
+    def new(self, node: Node, path: str) -> Any:
+        """A blank object of a class that the owner's own module defines (never any other)."""
+        home = sys.modules[type(self.owner).__module__]
+        kind = getattr(home, node["class"], None)
+        if not inspect.isclass(kind):
+            raise MethodError(
+                f"{type(self.owner).__name__}.{path}: no class {node['class']!r} in "
+                f"{home.__name__} to hold the saved state."
+            )
+        return kind.__new__(kind)
+
+    def existing(self, current: Any, path: str) -> Any:
+        if current is _MISSING:
+            raise MethodError(
+                f"{type(self.owner).__name__}.{path} is in the saved state but not in a fresh "
+                "object: create modules, optimisers and parameters in setup()."
+            )
+        return current
+
+
+def restore(owner: object, tree: Node, *, skip: frozenset[str] = frozenset()) -> None:
+    """Put a captured tree back into `owner`; attributes that the tree lacks are deleted.
+
+    Modules, parameters and optimisers are filled in place; everything else is replaced.
+    Raises MethodError if the tree is not of a like object.
+    """
+    job = _Restore(owner)
+    for name in set(vars(owner)) - set(tree) - skip:
+        delattr(owner, name)
+    for name, node in tree.items():
+        setattr(owner, name, job.decode(node, vars(owner).get(name, _MISSING), name))

@@ -1,0 +1,97 @@
+"""fashion_c: Fashion-MNIST under the corruptions of Hendrycks and Dietterich, all in the package.
+
+2,000 test images (200 a class, the first of the test set) and 1,000 source images (100 a class, of
+the training set), grey 28x28, zero-padded to 32x32. Corruptions have the CIFAR parameters and are
+made once per image, deterministically, into the cache. Images: Zalando SE, MIT licence.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.datasets.cache import CorruptedCache
+from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageSet
+
+EMBEDDED = Path(__file__).parent / "embedded"
+SIDE = 32
+CLEAN = "clean"
+
+
+class FashionSettings(CorruptionSettings):
+    """Settings of fashion_c: by default batches of 50 and an order that the seed shuffles."""
+
+    batch_size: int = Field(50, ge=1, description="images a batch")
+    order: str = Field("shuffled", pattern="^(file|shuffled)$", description="order in a domain")
+
+
+class CorruptedImages:
+    """One corruption at one severity, read from the cache."""
+
+    def __init__(self, cache: CorruptedCache, name: str, severity: int, labels: np.ndarray) -> None:
+        self.cache, self.name, self.severity, self.labels = cache, name, severity, labels
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, 32, 32]."""
+        return torch.from_numpy(self.cache.load(self.name, self.severity, index))
+
+
+@BENCHMARKS.register_module("fashion_c")
+class FashionC(Benchmark):
+    """Fashion-MNIST-C, embedded: 15 corruptions and 4 hold-out ones, 2,000 images each, 32 px."""
+
+    Settings = FashionSettings
+    name = "fashion_c"
+    num_classes = 10
+    default_model = "fashion_vit"
+    version = VERSION
+    needs_root = False
+    provenance = f"self-made corruptions (version {VERSION}, CIFAR parameters)"
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The 15 corruptions in the field's order."""
+        return CORRUPTIONS
+
+    def extra_domains(self) -> tuple[str, ...]:
+        """The four hold-out corruptions, and the clean images."""
+        return (*HOLD_OUT, CLEAN)
+
+    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+        """Make the corrupted images that the stream needs and the cache lacks."""
+        wanted = [(n, self.settings.severity) for n in self.chosen_domains() if n != CLEAN]
+        count = min(self.settings.examples or 2000, 2000)
+        self._cache().make(
+            wanted,
+            count,
+            workers=workers,
+            report=lambda done, total: report("corrupting images", done, total),
+        )
+
+    def domain(self, name: str) -> ImageSet:
+        """The test images under one corruption, in stored order."""
+        images, labels = read("test")
+        if name == CLEAN:
+            return ArrayImages(images, labels)
+        return CorruptedImages(self._cache(), name, self.settings.severity, labels)
+
+    def source(self) -> ImageSet:
+        """1,000 labelled training images."""
+        return ArrayImages(*read("source"))
+
+    def _cache(self) -> CorruptedCache:
+        root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
+        return CorruptedCache(EMBEDDED / "fashion_test.npz", Path(root), SIDE)
+
+
+def read(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images uint8 [n, 32, 32] and labels int64 [n] of the split "test" or "source"."""
+    with np.load(EMBEDDED / f"fashion_{split}.npz", allow_pickle=False) as arrays:
+        images = np.pad(arrays["images"], ((0, 0), (2, 2), (2, 2)))
+        return images, arrays["labels"].astype(np.int64)

@@ -1,0 +1,70 @@
+"""The embedded source models: a small ViT and a small BatchNorm CNN trained on Fashion-MNIST.
+
+`scripts/train_embedded.py` makes the weights; `embedded/CARD.md` tells how and how well. Both take
+float images [n, 3, 32, 32] in [0, 1] after normalisation with `MEAN` and `STD`.
+"""
+
+from pathlib import Path
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ctta_bench.registry import MODELS
+
+EMBEDDED = Path(__file__).parent / "embedded"
+NUM_CLASSES = 10
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+def pretrained_cfg(file: str) -> dict[str, object]:
+    """What timm keeps about a checkpoint: input size, normalisation, and the file of the weights."""
+    return {
+        "file": str(EMBEDDED / file),
+        "mean": MEAN,
+        "std": STD,
+        "input_size": (3, 32, 32),
+        "interpolation": "bilinear",
+        "num_classes": NUM_CLASSES,
+    }
+
+
+@MODELS.register_module("fashion_vit")
+def fashion_vit() -> nn.Module:
+    """ViT with patch 4, width 96, depth 4 and 4 heads (65 tokens, 0.46 M parameters)."""
+    network = VisionTransformer(
+        img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=4, num_classes=NUM_CLASSES
+    )
+    network.pretrained_cfg = pretrained_cfg("fashion_vit.safetensors")
+    return network
+
+
+class FashionCNN(nn.Module):
+    """Six convolutions with BatchNorm in three stages, global average pooling, one linear layer."""
+
+    def __init__(self, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for stage, width in enumerate(widths):
+            for stride in (2 if stage else 1, 1):
+                layers += [
+                    nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(inplace=True),
+                ]
+                channels = width
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels, NUM_CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] to logits [n, 10]."""
+        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(self.features(images), 1), 1))
+
+
+@MODELS.register_module("fashion_cnn")
+def fashion_cnn() -> nn.Module:
+    """BatchNorm CNN of six 3x3 convolutions in three stages (0.29 M parameters)."""
+    network = FashionCNN()
+    network.pretrained_cfg = pretrained_cfg("fashion_cnn.safetensors")
+    return network

@@ -1,0 +1,46 @@
+"""Pseudo-label (Lee, 2013) as a test-time method: cross-entropy against the model's own argmax.
+
+No official code exists for this setting: everything but the loss is TENT's, so that the two rows
+of a table differ by one thing. With a threshold of 0 every image takes part.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.method import Method, OptimizerHyperparameters
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("pseudo_label")
+class PseudoLabel(Method):
+    """Cross-entropy against the model's own hard labels, over all norm layers."""
+
+    paper = "Lee, ICML 2013 workshop on challenges in representation learning"
+    checked_against = "the formula alone"
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of Pseudo-label."""
+
+        threshold: float = Field(
+            0.0, ge=0, le=1, description="images of a higher maximum probability take part"
+        )
+        parameters: str = Field("norm", pattern="^(norm|all)$", description="what is adapted")
+
+    def setup(self) -> None:
+        """Adapt the norm layers, or the whole network."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        everything = dict(self.model.network.named_parameters())
+        self.adapt_only(
+            everything if self.hp.parameters == "all" else self.model.norm_parameters()
+        )
+        self.optimizer = self.build_optimizer()
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on -log p of the predicted class; returns the logits before it."""
+        logits = self.model(images)
+        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        confidence = log_p.max(-1).values  # log-probability of the pseudo-label
+        kept = confidence.detach().exp() > self.hp.threshold
+        self.step(-confidence[kept].mean())
+        return logits

@@ -1,0 +1,98 @@
+"""SAR (Niu et al., ICLR 2023, arXiv:2302.12400): reliable, sharpness-aware entropy minimisation.
+
+Official code: mr-eggplant/SAR. Differs from it, unless `faithful: true`: a recovery also forgets
+the moving average and the optimiser's momentum, the threshold of the recovery is the configured
+one (theirs is always 0.2), and a batch without reliable images moves nothing (theirs still takes
+momentum steps). `faithful: mariodoebler` is the second implementation, which clears the average
+and heeds the threshold but shares the rest. Layers are skipped by position, not by name.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("sar")
+class SAR(Method):
+    """Entropy minimisation on reliable images, towards flat minima, with model recovery."""
+
+    paper = "https://arxiv.org/abs/2302.12400"
+    checked_against = "official code"
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of SAR."""
+
+        margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
+        rho: float = Field(0.05, ge=0, description="radius of the perturbation")
+        recovery_threshold: float = Field(0.2, ge=0, description="e_m: reset below it (nats)")
+        skip_last_blocks: int | None = Field(
+            None, ge=0, description="blocks whose norms stay frozen; a quarter if not given"
+        )
+        faithful: bool | Literal["mariodoebler"] = Field(
+            False, description="reproduce the faults of the official code"
+        )
+
+    def setup(self) -> None:
+        """Adapt the norm layers but those of the last blocks and the final one."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        skipped = self.hp.skip_last_blocks
+        if skipped is None:
+            skipped = math.ceil(len(self.model.blocks) / 4)
+        self.adapt_only(self.model.norm_parameters(skip_last_blocks=skipped, skip_final=True))
+        self.optimizer = self.build_optimizer()
+        self.margin = self.hp.margin * math.log(self.model.num_classes)
+        self.threshold = 0.2 if self.hp.faithful is True else self.hp.recovery_threshold
+        self.average: float | None = None
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Two passes: ascend to the sharpest near point, descend from there; scores the first."""
+        logits = self.model(images)
+        entropy = softmax_entropy(logits)
+        reliable = entropy < self.margin
+        guard = not self.hp.faithful
+        if not self.backward(entropy[reliable].mean(), guard=guard):
+            return logits
+        self.ascend()
+        entropy = softmax_entropy(self.model(images))[reliable]
+        loss = entropy[entropy < self.margin].mean()
+        self.optimizer_zero_grad()
+        stepped = self.backward(loss, guard=guard)
+        self.restore_weights()
+        if stepped and self.optimizer_step(guard=guard):
+            self.recover(float(loss.detach()))
+        return logits
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        """θ + ρ g / ‖g‖ over all adapted tensors; keeps θ itself."""
+        parameters = [p for p in self.trainable.values() if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        self.kept = [p.detach().clone() for p in parameters]
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        scale = self.hp.rho / (norm + 1e-12)
+        torch._foreach_add_(parameters, torch._foreach_mul(gradients, scale))
+
+    @torch.no_grad()
+    def restore_weights(self) -> None:
+        """Back to θ, to the bit."""
+        torch._foreach_copy_(list(self.trainable.values()), self.kept)
+        self.kept = []
+
+    def recover(self, loss: float) -> None:
+        """Follow the loss by a moving average; reset the model when it falls below e_m."""
+        if math.isfinite(loss):
+            self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
+        if self.average is None or self.average >= self.threshold:
+            return
+        average, momentum = self.average, self.optimizer.state_dict()
+        self.reset()
+        if self.hp.faithful:
+            self.optimizer.load_state_dict(momentum)
+        if self.hp.faithful is True:
+            self.average = average

@@ -1,0 +1,17 @@
+"""Source: the source-trained model as it is, the reference of every gain."""
+
+import torch
+from torch import Tensor
+
+from ctta_bench.method import Method
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("source")
+class Source(Method):
+    """The unadapted source model in evaluation mode."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Logits of the frozen model; nothing is updated."""
+        with torch.no_grad():
+            return self.model(images)

@@ -1,0 +1,189 @@
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load
+from ctta_bench.analysis.plots import bar_figure, stream_figure
+from ctta_bench.analysis.report import write_report
+from ctta_bench.errors import RunError
+
+SOURCE = {"gaussian_noise": 0.6, "fog": 0.4}
+RATES = {"gaussian_noise": 0.4, "fog": 0.2}
+
+
+def make_report(write, runs_dir):
+    for seed in (0, 1):
+        write(runs_dir, "source", SOURCE, seed=seed)
+        write(runs_dir, "tent", RATES, seed=seed, hyperparameters={"lr": 0.001})
+    write(runs_dir, "<b>", RATES, unfinished=True)
+    (runs_dir / "trial" / "junk").mkdir()
+    return write_report(runs_dir)
+
+
+@pytest.fixture(scope="module")
+def report(write, tmp_path_factory):
+    """A report that no test changes."""
+    return make_report(write, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def own_report(write, runs_dir):
+    return make_report(write, runs_dir)
+
+
+def test_a_report_holds_page_tables_figures_and_results(report):
+    assert report.page.parts[-2:] == ("report", "index.html")
+    assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv"}
+    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
+    assert len(report.table_files) == 2 * 3
+    assert len(report.figure_files) == 2 * 3
+    assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
+    assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
+    assert [folder.name for folder, _ in report.left_out] == ["junk"]
+
+
+def test_the_page_needs_nothing_from_outside(report):
+    page = report.page.read_text()
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["']?(https?:)?//""", page)
+    assert "<script" not in page
+    assert "<link" not in page
+    assert re.findall(r'src="([^,]*),', page) == ["data:image/png;base64"] * 2
+    assert "prefers-color-scheme" in page
+
+
+def test_the_page_tells_results_states_settings_and_what_was_left_out(report):
+    page = report.page.read_text()
+    assert (
+        "tent has the lowest error, 30.0 %; the source model without adaptation has 50.0 %" in page
+    )
+    assert "4 done, 1 incomplete; 1 left out" in page
+    assert "lr=0.001" in page
+    assert "torch 2.6.0" in page
+    assert "<code>ctta-bench grid trial</code>" in page
+    assert "<code>trial/junk</code>: not a run folder" in page
+
+
+def test_names_are_escaped_on_the_page(report):
+    page = report.page.read_text()
+    assert "&lt;b&gt;" in page
+    assert "<b> seed" not in page
+
+
+def test_a_new_report_replaces_the_old_and_leaves_nothing_else(own_report, runs_dir):
+    (runs_dir / "report" / "stale.txt").touch()
+    write_report(runs_dir)
+    assert not (runs_dir / "report" / "stale.txt").exists()
+    assert sorted(path.name for path in runs_dir.iterdir()) == ["report", "trial"]
+
+
+def test_the_same_runs_give_the_same_bytes(own_report, runs_dir):
+    paths = [own_report.page, own_report.results, *own_report.table_files, *own_report.figure_files]
+    before = [path.read_bytes() for path in paths]
+    write_report(runs_dir)
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_a_failed_report_leaves_the_old_one_and_no_draft(own_report, runs_dir, monkeypatch):
+    before = own_report.page.read_bytes()
+    monkeypatch.setattr("ctta_bench.analysis.report._page", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(runs_dir)
+    assert own_report.page.read_bytes() == before
+    assert sorted(path.name for path in runs_dir.iterdir()) == ["report", "trial"]
+
+
+def test_a_folder_that_is_no_report_is_never_replaced(cell, runs_dir, tmp_path):
+    cell("tent", RATES)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").touch()
+    with pytest.raises(RunError, match="exists and is no report"):
+        write_report(runs_dir, tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
+
+
+def test_a_report_can_be_written_elsewhere(cell, runs_dir, tmp_path):
+    cell("tent", RATES)
+    report = write_report(runs_dir, tmp_path / "new" / "place")
+    assert report.page == tmp_path / "new" / "place" / "index.html"
+    assert not (runs_dir / "report").exists()
+
+
+def test_an_output_that_cannot_be_made_is_one_sentence(cell, runs_dir, tmp_path):
+    cell("tent", RATES)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report(runs_dir, tmp_path / "file" / "report")
+
+
+def test_a_directory_without_cells_is_one_sentence(runs_dir, tmp_path):
+    with pytest.raises(RunError, match="no cell to report on"):
+        write_report(runs_dir)
+    with pytest.raises(RunError, match="no such folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_directory_of_unusable_cells_says_why(cell, runs_dir):
+    (cell("tent", RATES) / "cell.yaml").write_text("")
+    with pytest.raises(RunError, match=r"cell\.yaml is empty or cut"):
+        write_report(runs_dir)
+
+
+def test_a_report_of_unfinished_cells_alone_is_a_page_of_holes(cell, runs_dir):
+    cell("tent", RATES, unfinished=True)
+    report = write_report(runs_dir)
+    assert report.figure_files == []
+    assert "No method has a complete result yet." in report.page.read_text()
+
+
+def test_the_bars_are_stored_as_numbers_beside_the_picture(cell, runs_dir, tmp_path):
+    cell("tent", {"fog": 0.2}, seed=0)
+    cell("tent", {"fog": 0.4}, seed=1)
+    png, pdf, csv = bar_figure(load(runs_dir), tmp_path / "bars")
+    row = pd.read_csv(csv).iloc[0]
+    assert (row["method"], row["mean"], row["seeds"]) == ("tent", 30, 2)
+    assert row["std"] == pytest.approx(np.sqrt(200))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"/Type /Font" in pdf.read_bytes()
+    assert b"/Subtype /Type3" not in pdf.read_bytes()
+
+
+def test_the_curve_is_the_mean_of_the_last_batches_within_the_domain(cell, runs_dir, tmp_path):
+    folder = cell("tent", RATES, n=120, batch_size=10, shuffle_errors=True)  # 12 batches: window 2
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    errors = batches(folder)["errors"].tolist()
+    assert drawn["images"].tolist() == list(range(10, 250, 10))
+    assert drawn["error"].tolist() == [10 * count for count in errors]
+    assert drawn["smoothed"].iloc[0] == 10 * errors[0]
+    assert drawn["smoothed"].iloc[5] == pytest.approx(5 * (errors[4] + errors[5]))
+    assert drawn["smoothed"].iloc[12] == 10 * errors[12]  # the first batch of the second domain
+
+
+def test_seeds_of_a_curve_are_averaged(cell, runs_dir, tmp_path):
+    cell("tent", {"fog": 0.2}, seed=0, n=20)
+    cell("tent", {"fog": 0.4}, seed=1, n=20)
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    assert drawn["smoothed"].tolist() == [30]
+
+
+def test_rounds_and_single_batch_domains_are_drawn(cell, runs_dir, tmp_path):
+    cell("tent", [{"x": 0.5, "y": 0.2}] * 3, n=10)
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    assert drawn["smoothed"].tolist() == [50, 20] * 3
+    assert drawn["round"].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_many_domains_are_drawn_as_rounds(cell, runs_dir, tmp_path):
+    cell("tent", [{"x": 0.5, "y": 0.2}] * 40, n=10)  # 80 domains
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    assert drawn["smoothed"].tolist() == [35] * 80
+
+
+def test_a_reset_is_stored_with_the_curve(cell, runs_dir, tmp_path):
+    folder = cell("sar", RATES)
+    lines = (folder / "batches.jsonl").read_text().splitlines()
+    lines[3] = lines[3].replace("}", ', "resets": 1}')
+    (folder / "batches.jsonl").write_text("\n".join(lines) + "\n")
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    assert drawn["resets"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]

@@ -1,0 +1,289 @@
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.rows import short_names
+from ctta_bench.analysis.table import Entry, Table
+from ctta_bench.analysis.tables import main_table, round_table, significance_table, tables
+
+SOURCE = {"gaussian_noise": 0.6, "fog": 0.4}
+RATES = {"gaussian_noise": 0.4, "fog": 0.2}
+
+
+def only_table(runs_dir) -> Table:
+    found = tables(load(runs_dir))
+    assert len(found) == 1
+    return found[0]
+
+
+def entry(table, label, column) -> Entry:
+    return dict(table.lines)[label][table.header.index(column) - 1]
+
+
+def notes(table) -> str:
+    return "\n".join(table.footnotes)
+
+
+def test_means_and_gains_follow_from_the_domains(cell, runs_dir):
+    cell("source", SOURCE)
+    cell("tent", RATES)
+    frame = only_table(runs_dir).frame
+    assert list(frame.columns) == ["gaussian", "fog", "mean", "std", "gain", "seeds"]
+    assert frame.loc["tent", ["gaussian", "fog", "mean", "gain"]].tolist() == [40, 20, 30, 20]
+    assert frame.loc["source", "mean"] == 50
+    assert frame.dtypes.map(lambda kind: kind.kind).isin(["f", "i"]).all()
+
+
+def test_seeds_are_averaged_and_their_spread_is_the_sample_deviation(cell, runs_dir):
+    cell("tent", {"fog": 0.2}, seed=0)
+    cell("tent", {"fog": 0.4}, seed=1)
+    table = only_table(runs_dir)
+    assert table.frame.loc["tent", "mean"] == pytest.approx(30)
+    assert table.frame.loc["tent", "std"] == pytest.approx(np.sqrt(200))
+    assert entry(table, "tent", "mean").text == "30.0 ± 14.1"
+    assert "seeds 0, 1" in table.caption
+
+
+def test_a_single_seed_has_no_spread(cell, runs_dir):
+    cell("tent", RATES)
+    assert entry(only_table(runs_dir), "tent", "mean").text == "30.0"
+
+
+def test_without_a_finished_source_there_is_no_gain(cell, runs_dir):
+    cell("source", SOURCE, unfinished=True)
+    cell("tent", RATES)
+    assert "gain" not in only_table(runs_dir).frame
+
+
+def test_an_unfinished_method_shows_dashes_its_reason_and_the_command(cell, runs_dir):
+    cell("source", SOURCE)
+    cell("tent", RATES, unfinished=True)
+    table = only_table(runs_dir)
+    assert table.frame.loc["tent", ["gaussian", "fog", "mean", "gain"]].isna().all()
+    assert entry(table, "tent", "mean").text == "–"
+    assert "tent seed 0 (incomplete: stopped after batch 5 of 10)" in notes(table)
+    assert "`ctta-bench grid trial`" in notes(table)
+
+
+def test_partly_done_seeds_are_counted_and_never_averaged_in(cell, runs_dir):
+    cell("tent", {"fog": 0.2}, seed=0)
+    cell("tent", {"fog": 0.8}, seed=1, unfinished=True)
+    cell("sar", {"fog": 0.3}, seed=0)
+    table = only_table(runs_dir)
+    assert table.frame.loc["tent", "mean"] == 20
+    assert entry(table, "tent", "seeds").text == "1/2"
+    assert "sar seed 1 (not run)" in notes(table)
+
+
+def test_a_missing_domain_makes_the_mean_missing(cell, runs_dir):
+    cell("tent", RATES)
+    runs = load(runs_dir)
+    without_fog = runs.results[runs.results["domain"] != "fog"]
+    table = main_table(type(runs)(runs.cells, without_fog, runs.domains, []))
+    assert table.frame.loc["tent", "gaussian"] == 40
+    assert np.isnan(table.frame.loc["tent", "mean"])
+    assert entry(table, "tent", "fog").text == "–"
+
+
+def test_rounds_are_averaged_and_shown_one_by_one(cell, runs_dir):
+    cell("tent", [{"x": 0.2, "y": 0.4}, {"x": 0.4, "y": 0.8}])
+    runs = load(runs_dir)
+    assert main_table(runs).frame.loc["tent", ["x", "y", "mean"]].tolist() == pytest.approx(
+        [30, 60, 45]
+    )
+    assert round_table(runs).frame.loc["tent", ["round 1", "round 2"]].tolist() == pytest.approx(
+        [30, 60]
+    )
+
+
+def test_a_single_round_needs_no_table_of_rounds(cell, runs_dir):
+    cell("tent", RATES)
+    assert round_table(load(runs_dir)) is None
+
+
+def test_other_weights_of_one_name_are_another_table(cell, runs_dir):
+    cell("tent", RATES, sha="a" * 64)
+    cell("tent", RATES, sha="b" * 64)
+    first, second = tables(load(runs_dir))
+    assert {"weights aaaaaaaa" in first.caption, "weights aaaaaaaa" in second.caption} == {
+        True,
+        False,
+    }
+    assert first.name != second.name
+
+
+def test_source_stands_first_and_the_rest_from_best_to_worst(cell, runs_dir):
+    for method, rate in (("cotta", 0.5), ("paid", 0.2), ("source", 0.3), ("tent", 0.4)):
+        cell(method, {"fog": rate})
+    assert list(only_table(runs_dir).frame.index) == ["source", "paid", "tent", "cotta"]
+
+
+def test_the_best_is_bold_the_second_underlined_and_equals_look_equal(cell, runs_dir):
+    for method, rate in (("a", 0.20), ("b", 0.20), ("c", 0.30), ("d", 0.40)):
+        cell(method, {"fog": rate})
+    table = only_table(runs_dir)
+    marks = {label: (e.best, e.second) for label, (e, *_) in table.lines}
+    assert marks == {
+        "a": (True, False),
+        "b": (True, False),
+        "c": (False, True),
+        "d": (False, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "labels"),
+    [
+        ({"preset": "paper"}, {"preset": "code"}, {"tent (paper)", "tent (code)"}),
+        (
+            {"hyperparameters": {"lr": 0.1, "m": 0.9}},
+            {"hyperparameters": {"lr": 0.2, "m": 0.9}},
+            {"tent lr=0.1", "tent lr=0.2"},
+        ),
+        ({"seed": 0}, {"seed": 1}, {"tent"}),
+    ],
+)
+def test_rows_are_told_apart_by_what_differs(cell, runs_dir, first, second, labels):
+    cell("tent", RATES, **first)
+    cell("tent", RATES, **second)
+    assert set(only_table(runs_dir).frame.index) == labels
+
+
+def test_a_collapsed_domain_gets_a_dagger_and_a_footnote(cell, runs_dir):
+    cell("tent", RATES, collapsed=["fog"])
+    table = only_table(runs_dir)
+    assert entry(table, "tent", "fog") == Entry("90.0", flagged=True)
+    assert not entry(table, "tent", "gaussian").flagged
+    assert "† Collapsed" in notes(table)
+    assert "(tent: fog)" in notes(table)
+    assert "90.0†" in table.to_markdown()
+
+
+def test_the_caption_states_the_protocol(cell, runs_dir):
+    cell("tent", RATES)
+    caption = only_table(runs_dir).caption
+    for part in (
+        "mini_c, continual, severity 5: model mini_vit (weights aaaaaaaa)",
+        "pre-processing true (mean 0.5, std 0.5)",
+        "float32; batch size 20; 100 images per domain; 2 domains; 1 round; seed 0",
+        "order shuffled",
+        "Error in % (lower is better)",
+    ):
+        assert part in caption
+
+
+def test_what_departs_from_the_usual_is_a_footnote(cell, runs_dir):
+    env = {"attention": "fused", "corruptions": "self-made, not the published files"}
+    cell("tent", RATES, regime="lineage", mean=[0.0] * 3, env=env, counters={"skipped_updates": 3})
+    env = {"attention": "plain", "torch": "2.7.1"}
+    cell("sar", RATES, regime="lineage", mean=[0.0] * 3, env=env, counters={"resets": 2})
+    text = notes(only_table(runs_dir))
+    assert "Pre-processing `lineage`" in text
+    assert "Corruptions: self-made, not the published files." in text
+    assert "not finite: tent seed 0: 3." in text
+    assert "by the method: sar seed 0: 2." in text
+    assert "The cells differ in torch: 2.6.0 (tent); 2.7.1 (sar)." in text
+    assert "The cells differ in attention: fused (tent); plain (sar)." in text
+    assert "Made with timm 1.0.15." in text
+
+
+def test_another_order_of_images_is_a_footnote(cell, runs_dir, edit_json):
+    cell("tent", RATES)
+    edit_json(cell("sar", RATES) / "result.json", lambda r: r.update(order_sha256="another"))
+    assert "seed 0 did not see the images in the same order" in notes(only_table(runs_dir))
+
+
+def test_each_method_is_tested_against_source(cell, runs_dir):
+    cell("source", SOURCE)
+    cell("tent", RATES)
+    cell("sar", SOURCE)
+    table = significance_table(load(runs_dir))
+    assert list(table.frame.index) == ["tent", "sar"]
+    assert table.frame.loc["tent", "difference"] == pytest.approx(-20)
+    assert table.frame.loc["tent", "p_holm"] == pytest.approx(2 * 2 / 2001)
+    assert table.frame.loc["sar", ["difference", "p_holm"]].tolist() == [0, 1]
+    assert entry(table, "tent", "difference") == Entry("−20.0", best=True)
+    assert not entry(table, "sar", "difference").best
+
+
+def test_without_a_seed_in_common_nothing_is_tested(cell, runs_dir):
+    cell("source", SOURCE, seed=0)
+    cell("tent", RATES, seed=1)
+    table = significance_table(load(runs_dir))
+    assert table.frame.loc["tent"].isna().all()
+    assert table.footnotes == ("tent: no finished seed in common with source.",)
+
+
+def test_without_source_nothing_is_tested(cell, runs_dir):
+    cell("tent", RATES)
+    assert significance_table(load(runs_dir)) is None
+
+
+def test_markdown_is_a_github_table(cell, runs_dir):
+    cell("source", SOURCE)
+    cell("pseudo_label", RATES)
+    lines = only_table(runs_dir).to_markdown().splitlines()
+    assert lines[2:6] == [
+        "| method | gaussian | fog | mean | gain |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| source | <u>60.0</u> | <u>40.0</u> | <u>50.0</u> | 0.0 |",
+        "| pseudo_label | **40.0** | **20.0** | **30.0** | +20.0 |",
+    ]
+
+
+def test_csv_holds_numbers_alone_and_nothing_where_one_is_missing(cell, runs_dir):
+    cell("source", {"fog": 1 / 3}, n=300)
+    cell("tent", {"fog": 0.2}, n=300, unfinished=True)
+    assert only_table(runs_dir).to_csv() == (
+        "method,fog,mean,std,gain,seeds\nsource,33.33333333,33.33333333,,0,1\ntent,,,,,0\n"
+    )
+
+
+def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
+    cell("source", SOURCE, collapsed=["fog"])
+    cell("pseudo_label", RATES, unfinished=True)
+    cell("tent", RATES)
+    text = only_table(runs_dir).to_latex()
+    for part in (
+        r"\begin{table}",
+        r"\toprule",
+        r"method & gaussian & fog & mean & gain & seeds \\",
+        r"source & \underline{60.0} & \underline{90.0}$^\dagger$ &",
+        r"tent & \textbf{40.0} & \textbf{20.0} & \textbf{30.0} & +45.0 & 1 \\",
+        r"pseudo\_label & -- & -- & -- & -- & 0/1 \\",
+        r"Error in \% (lower is better)",
+        r"\texttt{ctta-bench grid trial}",
+        r"\bottomrule",
+        r"\end{table}",
+    ):
+        assert part in text
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    assert text.isascii()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(cell, runs_dir, tmp_path):
+    cell("source", SOURCE, collapsed=["fog"])
+    cell("pseudo_label", RATES, hyperparameters={"a_b": "50%"}, counters={"resets": 1})
+    cell("pseudo_label", RATES, hyperparameters={"a_b": "~^\\"})
+    table = only_table(runs_dir)
+    significance = significance_table(load(runs_dir))
+    document = (
+        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
+        + table.to_latex()
+        + significance.to_latex()
+        + r"\end{document}"
+    )
+    (tmp_path / "t.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:]
+
+
+def test_short_names_are_the_papers_unless_two_would_be_the_same():
+    assert short_names(["gaussian_noise", "jpeg_compression"]) == ["gaussian", "jpeg"]
+    assert short_names(["gaussian_noise", "gaussian"]) == ["gaussian_noise", "gaussian"]

@@ -1,0 +1,46 @@
+"""Shared by all tests: one thread, a cache of their own, and the toy benchmark."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOY = Path(__file__).parent / "toy.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny models are fastest on one thread, and workers of pytest-xdist do not get in each
+    other's way."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Corrupted images of the tests go to a folder of their own."""
+    os.environ.setdefault("CTTA_BENCH_DATA", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def toy() -> None:
+    """The benchmark `toy` and the models `toy_vit`, `toy_cnn`, loaded as a plug-in."""
+    from ctta_bench.registry import load_plugin
+
+    load_plugin(str(TOY))
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `ctta-bench` in an empty folder, as a user would; returns code, stdout and stderr."""
+
+    def run(*arguments: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-m", "ctta_bench", *map(str, arguments)]
+        options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 240} | kwargs
+        return subprocess.run(call, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+    return run
