@@ -48,6 +48,7 @@ _NAMED_SETTINGS = {  # these have columns of their own
     "mean", "std",
 }
 # fmt: on
+_BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def load(directory: Path) -> Runs:
 
 
 def batches(cell_path: Path | str) -> pd.DataFrame:
-    """batches.jsonl of a cell, one row per batch; a torn last line is dropped.
+    """batches.jsonl of a cell, one row per batch; torn or damaged lines are dropped.
 
     A batch that was run twice (a resume after a crash) counts as it was run last.
     """
@@ -131,7 +132,8 @@ def batches(cell_path: Path | str) -> pd.DataFrame:
             row = json.loads(line)
         except ValueError:
             continue
-        rows[row["batch"]] = row
+        if isinstance(row, dict) and row.keys() >= _BATCH_KEYS:
+            rows[row["batch"]] = row
     frame: pd.DataFrame = pd.DataFrame([rows[number] for number in sorted(rows)])
     return frame
 
@@ -171,7 +173,7 @@ def _cell_row(folder: Path) -> dict[str, Any]:
     cell = read_cell(folder)
     try:
         return _configuration(folder, cell) | _environment(folder)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise wrong_content("cell.yaml", error) from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.collect import batches
+from ctta_bench.analysis.collect import Runs, batches
 from ctta_bench.analysis.rows import Row
 
 MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
@@ -26,9 +26,18 @@ def curves(found: Sequence[Row]) -> tuple[pd.DataFrame, int | None]:
     return pd.concat([curve.assign(smoothed=_smoothed(curve, window)) for curve in means]), window
 
 
-def has_batches(row: Row) -> bool:
-    """Whether every finished cell of the row still has its batches.jsonl."""
-    return all((Path(path) / "batches.jsonl").is_file() for path in row.finished["path"])
+def has_all_batches(row: Row, runs: Runs) -> bool:
+    """Whether the batches.jsonl of every finished cell of the row tells of every image."""
+    images = runs.domains.groupby("cell")["n"].sum().to_dict()
+    return all(
+        (Path(path) / "batches.jsonl").is_file() and _num_images(path) == images.get(cell)
+        for path, cell in zip(row.finished["path"], row.finished["cell"], strict=True)
+    )
+
+
+def _num_images(path: str) -> int:
+    frame = batches(path)
+    return 0 if frame.empty else int(frame["n"].sum())
 
 
 def window_text(window: int | None) -> str:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import Runs
-from ctta_bench.analysis.curves import MAX_BANDS, curves, has_batches, window_text
+from ctta_bench.analysis.curves import MAX_BANDS, curves, has_all_batches, window_text
 from ctta_bench.analysis.notes import metric_text, title
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, short_names, source_row
 
@@ -64,12 +64,13 @@ def stream_figure(runs: Runs, stem: Path) -> list[Path]:
 
     What the moving average spans is written on the axis (see `curves`). A ring marks a batch in
     which the method reset itself, where batches.jsonl says so (`resets`). Writes stem.png,
-    stem.pdf and stem.csv and returns their paths; nothing without a finished cell that still has
-    its batches.jsonl, and nothing for a metric that batches do not have.
+    stem.pdf and stem.csv and returns their paths. A method whose batches.jsonl is not whole has
+    no line, and the legend says so; nothing is drawn for a metric that batches do not have.
     """
     if metric_of(runs) != "error":
         return []
-    found = [row for row in rows(runs) if len(row.values) and has_batches(row)]
+    finished = [row for row in rows(runs) if len(row.values)]
+    found = [row for row in finished if has_all_batches(row, runs)]
     if not found:
         return []
     drawn, window = curves(found)
@@ -80,6 +81,9 @@ def stream_figure(runs: Runs, stem: Path) -> list[Path]:
         for position, row in enumerate(found):
             curve = drawn[drawn["method"] == row.label]
             _draw_curve(axes, row, curve, position, (position + 1) / (len(found) + 1))
+        for row in finished:
+            if row not in found:
+                axes.plot([], [], ls="", label=f"{row.label}: batches.jsonl cut")
         figure.legend(
             loc="outside right upper",
             frameon=False,

@@ -20,6 +20,21 @@ from ctta_bench.analysis.folders import (
 
 COLLAPSE_SHARE = 0.9  # of the predictions in one class
 DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided predictions are right
+# What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
+# an unknown compression, RuntimeError; a flipped shape as too much memory; no zip at all as an
+# array, which is no context manager).
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    TypeError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 
 Key = tuple[int, str]  # round, domain
@@ -60,7 +75,7 @@ def read_result(folder: Path, cell: str, model_sha256: str, domains: Sequence[st
             _check_counts(reported, counts)
         _check_mean(result)
         return Result(_facts(result), list(counts.values()), list(_values(reported, counts)))
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         raise wrong_content("result.json", error) from error
 
 
@@ -92,7 +107,7 @@ def read_predictions(folder: Path, *names: str) -> list[npt.NDArray[Any]]:
             arrays = [file[name] for name in names]
     except FileNotFoundError as error:
         raise UnusableCellError("half-written: predictions.npz is missing") from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise UnusableCellError("corrupted: predictions.npz cannot be read") from error
     if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1:
         raise UnusableCellError("corrupted: the arrays of predictions.npz differ in length")

@@ -27,7 +27,7 @@ SHORT_NAMES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # frames and arrays have no single truth value
 class Row:
     """One method as it was run, over its seeds.
 

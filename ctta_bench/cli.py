@@ -203,7 +203,8 @@ def run(
         return
     if was_done:
         _out().print("already done: nothing was run (use --force to run it again).")
-    _out().print(result_table(result, cell.id))
+    typer.echo(cell.id)
+    _out().print(result_table(result))
     _out().print(f"results in {folder.path}", soft_wrap=True, highlight=False)
 
 
@@ -327,7 +328,8 @@ def report(
 
     files = write_report(directory, out)
     if as_json:
-        _print_json({"page": files.page, "tables": [t.records() for t in files.tables]})
+        tables = [{"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")} for t in files.tables]
+        _print_json({"page": files.page, "results": files.results, "tables": tables})
         return
     for table in files.tables:
         typer.echo(table.to_markdown() + "\n")

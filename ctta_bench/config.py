@@ -206,7 +206,9 @@ def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{where}: {unknown_key(key, model.model_fields)}"
     message = problem["msg"].removeprefix("Value error, ")
-    path = f"{where}.{key}" if key else where
+    if not key:  # a rule between keys
+        return f"{where}: {message[:1].lower()}{message[1:]}."
+    path = f"{where}.{key}"
     return f"{path}: {problem['input']!r}: {message[:1].lower()}{message[1:]}."
 
 

@@ -79,9 +79,9 @@ class ConsoleProgress(Logger):
         self.bar.stop()
 
 
-def result_table(result: dict[str, Any], title: str) -> Table:
+def result_table(result: dict[str, Any]) -> Table:
     """A result's errors by domain, one column a round."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("domain")
     for entry in result["rounds"]:
         table.add_column(f"error % (round {entry['round'] + 1})", justify="right")

@@ -4,12 +4,15 @@ The engine knows no method and no data set by name. It gives the images to the m
 labels to the metrics, and nothing else to either.
 """
 
+import contextlib
 import io
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +88,7 @@ def play(
         if reset_at_domains and batch.starts_domain and progress.lines:
             method.reset()
         images = batch.images.to(method.device, dtype)
-        skipped = method.counters["skipped_updates"]
+        counted = dict(method.counters)
         began = time.perf_counter()
         logits = method(images)
         scores = score_batch(logits, batch.labels)  # waits for the device
@@ -100,7 +103,8 @@ def play(
             "errors": int((scores["prediction"] != scores["label"]).sum()),
             "loss": _finite(method.loss),
             "ms": round(1000 * spent, 3),
-            "skipped": method.counters["skipped_updates"] - skipped,
+            "skipped": method.counters["skipped_updates"] - counted["skipped_updates"],
+            "resets": method.counters["resets"] - counted["resets"],
         }
         progress.lines.append(line)
         for logger in loggers:
@@ -242,9 +246,37 @@ def run_cell(
             )
         except Exception as error:
             # Kept beside the cell so that `status` can tell; the caller still sees the error.
-            folder.append_log(f"failed: {error}")
-            folder.write_failure(error)
+            with contextlib.suppress(OSError, RunError):
+                folder.append_log(f"failed: {error}")
+                folder.write_failure(error)
+            if isinstance(error, OSError):
+                raise RunError(f"{folder.path}: {error.strerror or error}.") from error
             raise
+
+
+class DeferredInterrupt:
+    """Ctrl-C and SIGTERM wait for the end of the batch, so that a checkpoint is of whole batches.
+
+    A second one is heeded at once, without a checkpoint. Outside the main thread signals are left
+    as they are.
+    """
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self.asked = False
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -292,14 +324,19 @@ def _run(
     for logger in loggers:
         logger.start(folder.path, cell.record, len(progress.lines), len(stream))
 
-    def after_batch() -> None:
-        heartbeat.beat()
-        if pace.due(len(progress.lines)):
-            save_checkpoint(folder, method, progress)
-
     result = None
     try:
-        play(method, stream, progress, loggers=loggers, after_batch=after_batch)
+        with DeferredInterrupt() as interrupt:
+
+            def after_batch() -> None:
+                heartbeat.beat()
+                if interrupt.asked or pace.due(len(progress.lines)):
+                    save_checkpoint(folder, method, progress)
+                if interrupt.asked and len(progress.lines) < len(stream):
+                    folder.append_log(f"interrupted after {len(progress.lines)} batches")
+                    raise KeyboardInterrupt
+
+            play(method, stream, progress, loggers=loggers, after_batch=after_batch)
         result = make_result(cell.record["id"], method, stream, progress)
         result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
         folder.write_predictions(
@@ -307,10 +344,6 @@ def _run(
         )
         write_json(folder.file("result.json"), result)
         folder.append_log(f"done: mean error {result['mean']:.2f} %")
-    except KeyboardInterrupt:
-        save_checkpoint(folder, method, progress)
-        folder.append_log(f"interrupted after {len(progress.lines)} batches")
-        raise
     finally:
         for logger in loggers:
             logger.finish(result)
@@ -367,12 +400,12 @@ def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> No
         "seconds": progress.seconds,
     }
     newest = folder.file("state.pt")
-    if newest.exists():
-        newest.replace(folder.file("state.previous.pt"))
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     with atomic(newest) as temporary:
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
         temporary.write_bytes(buffer.getbuffer())
+        if newest.exists():
+            newest.replace(folder.file("state.previous.pt"))
 
 
 def resume(
@@ -417,11 +450,12 @@ def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a result depends on beside its configuration: versions, device, threads, kernels."""
-    packages = ("torch", "torchvision", "timm", "numpy", "scipy", "opencv-python-headless")
+    packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless")
     return {
         "time": timestamp(),
         "ctta_bench": __version__,
         "python": platform.python_version(),
+        "torch": torch.__version__,  # with the build, which the package's metadata lack
         **{name: _version(name) for name in packages},
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -79,7 +79,7 @@ def role_layers(model: SourceModel, *, skip_last_blocks: int = 0) -> list[RoleLa
     blocks = model.blocks
     names = {id(m): n for n, m in model.network.named_modules()}
     found = []
-    for number, block in enumerate(blocks[: len(blocks) - skip_last_blocks]):
+    for number, block in enumerate(blocks[: max(0, len(blocks) - skip_last_blocks)]):
         for module in block.modules():
             if isinstance(module, nn.Linear):
                 name = names[id(module)]

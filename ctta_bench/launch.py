@@ -41,6 +41,8 @@ def run_grid(
         if on_cell is not None:
             on_cell(number, cell, state)
 
+    for cell in cells:
+        RunFolder(directory / cell.id).plan(cell.record)
     for number, cell in enumerate(cells):
         folder = RunFolder(directory / cell.id)
         try:

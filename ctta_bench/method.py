@@ -22,7 +22,7 @@ Precision = Literal["float64", "float32", "bfloat16", "float16"]
 SourceAccess = Literal["none", "unlabelled", "labelled"]
 
 # Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
-_BASE = frozenset({"hp", "window", "precision", "_initial", "_scaler", "_started"})
+_BASE = frozenset({"hp", "window", "precision", "_initial", "_started"})
 _SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
 
 
@@ -125,7 +125,8 @@ class Method:
         """Scored logits [n, classes] of images [n, 3, H, W] in [0, 1]; has adapted on return."""
         if not self._started:
             self.start()
-        with self._own_randomness(), self._autocast():
+        # Evaluation loops often stand in torch.no_grad(): adaptation needs gradients all the same.
+        with torch.enable_grad(), self._own_randomness(), self._autocast():
             logits = self._in_window(images) if self.window > 1 else self.adapt(images)
         logits = logits.detach()
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
@@ -133,9 +134,10 @@ class Method:
     def reset(self) -> None:
         """Back to the state before the stream: parameters, optimiser, memory, to the bit.
 
-        Counters and the random stream go on.
+        Counters and the random stream go on. Before the first batch there is nothing to undo.
         """
-        state.restore(self, self._initial, skip=_SURVIVES_RESET)
+        if self._started:
+            state.restore(self, self._initial, skip=_SURVIVES_RESET)
         self.counters["resets"] += 1
 
     def state_dict(self) -> state.Node:
@@ -144,6 +146,8 @@ class Method:
 
     def load_state_dict(self, tree: state.Node) -> None:
         """Go on from a `state_dict` of a method built and started in the same way."""
+        if not self._started:  # or else the loaded state would be what `reset` returns to
+            self.start()
         state.restore(self, tree, skip=_BASE)
 
     @property

@@ -148,7 +148,8 @@ class SourceModel(nn.Module):
         last encoder blocks, `skip_final` those outside the blocks.
         """
         blocks = self.blocks
-        kept = {id(m) for b in blocks[: len(blocks) - skip_last_blocks] for m in b.modules()}
+        kept_blocks = blocks[: max(0, len(blocks) - skip_last_blocks)]
+        kept = {id(m) for b in kept_blocks for m in b.modules()}
         inside = {id(m) for b in blocks for m in b.modules()}
         found = {}
         for name, module in self.network.named_modules():
@@ -214,13 +215,17 @@ def recorded_preprocessing(network: nn.Module, regime: str) -> Preprocessing:
     """
     if regime not in ("true", "lineage"):
         raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")
-    cfg = getattr(network, "pretrained_cfg", None) or {}
-    cfg = cfg if isinstance(cfg, dict) else cfg.to_dict()
+    cfg = _recorded_cfg(network)
     size = cfg.get("input_size")
     geometry = {"size": tuple(size[1:]) if size else None}
     if regime == "lineage" or "mean" not in cfg:
         return Preprocessing(regime="lineage" if regime == "lineage" else "true", **geometry)
     return Preprocessing("true", tuple(cfg["mean"]), tuple(cfg["std"]), **geometry)
+
+
+def _recorded_cfg(network: nn.Module) -> dict[str, Any]:
+    cfg = getattr(network, "pretrained_cfg", None) or {}
+    return cfg if isinstance(cfg, dict) else cfg.to_dict()  # type: ignore[no-any-return]
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -253,13 +258,15 @@ def _builder(
     name: str,
 ) -> tuple[Callable[[], nn.Module], Callable[[nn.Module], str | None]]:
     if not name.startswith("timm:"):
-        return MODELS.get(name), lambda network: network.pretrained_cfg.get("file")
+        return MODELS.get(name), lambda network: _recorded_cfg(network).get("file")
 
     import timm
 
     bare = name.removeprefix("timm:")
-    if not timm.is_model(bare):
-        close = timm.list_models(f"*{bare.split('.')[0]}*")[:3]
+    architecture = bare.split(".")[0]
+    close = timm.list_models(f"*{architecture}*", include_tags=True)
+    if not timm.is_model(bare) or bare not in (architecture, *close):
+        close = close[:3]
         hint = f" Did you mean {', '.join('timm:' + c for c in close)}?" if close else ""
         raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
     return lambda: timm.create_model(bare, pretrained=False), lambda network: _missing_file(name)
@@ -277,7 +284,7 @@ def load_weights(network: nn.Module, file: Path) -> None:
 
     Raises DataError naming the first key that is missing, left over, of another shape or NaN.
     """
-    tensors = strip_prefix(unwrap(read_tensors(file)))
+    tensors = strip_prefix(unwrap(read_tensors(file), file))
     wanted = network.state_dict()
     problems = list(_mismatches(wanted, tensors))
     if problems:
@@ -317,13 +324,13 @@ def read_tensors(file: Path) -> dict[str, Any]:
         ) from error
 
 
-def unwrap(contents: Any) -> dict[str, Tensor]:
+def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
     """The state dict inside the usual wrappings: itself, or under `state_dict` or `model`."""
     for key in ("state_dict", "model"):
         if isinstance(contents, dict) and isinstance(contents.get(key), dict):
             contents = contents[key]
     if not isinstance(contents, dict):
-        raise DataError("the file of weights holds no state dict.")
+        raise DataError(f"{file}: holds no state dict, but a {type(contents).__name__}.")
     return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
 
 

@@ -130,6 +130,12 @@ class RunFolder:
                     "choose another --out or use --force."
                 )
 
+    def plan(self, record: dict[str, Any]) -> None:
+        """Lay down cell.yaml of a cell that is yet to run, so that `status` and `report` know it."""
+        if not self.file("cell.yaml").exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_yaml(self.file("cell.yaml"), record)
+
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
         for file in self.path.glob("*"):

@@ -103,6 +103,8 @@ class Registry:
         Raises ConfigError if another module already owns the name.
         """
 
+        name = canonical(name)
+
         def register(target: T) -> T:
             module = getattr(target, "__module__", "")
             owner = (self._package_entries | self._plugin_entries).get(name)
@@ -133,6 +135,7 @@ def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
             continue
         for name in _registered_names(node, variable):
             doc = ast.get_docstring(node) or ast.get_docstring(tree) or ""
+            name = canonical(name)
             found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node))
     return found
 
@@ -164,6 +167,11 @@ BENCHMARKS = Registry("benchmark", "BENCHMARKS", "ctta_bench.datasets")
 MODELS = Registry("model", "MODELS", "ctta_bench.datasets")
 
 _plugins: dict[str, ModuleType] = {}
+# What other people's code raises at import when it is wrong (pydantic's errors are among these).
+_PLUGIN_FAULTS = (
+    ImportError, OSError, SyntaxError, NameError, AttributeError, TypeError, ValueError,
+    LookupError, ArithmeticError, RuntimeError, AssertionError,
+)
 
 
 def loaded_plugins() -> dict[str, ModuleType]:
@@ -184,7 +192,7 @@ def load_plugin(file_or_module: str) -> ModuleType:
             module = _import_file(path)
         else:
             module = importlib.import_module(file_or_module)
-    except (ImportError, OSError, SyntaxError, NameError, AttributeError, TypeError) as error:
+    except _PLUGIN_FAULTS as error:
         raise ConfigError(
             f"plug-in {file_or_module!r} does not load: {type(error).__name__}: {error}."
         ) from error

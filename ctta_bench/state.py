@@ -7,8 +7,9 @@ that `torch.load(weights_only=True)` reads it.
 
 import functools
 import inspect
+import random
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -24,7 +25,7 @@ Node = dict[str, Any]
 _MISSING = object()
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Settings rather than state: whoever builds the object anew builds these anew, too.
-_CONSTANT = (torch.device, torch.dtype, torch.Size, BaseModel, Enum, PurePath, type)
+_CONSTANT = (torch.device, torch.dtype, torch.Size, BaseModel, PurePath, type)
 
 
 class _Capture:
@@ -48,8 +49,14 @@ class _Capture:
                 self.note_modules(item, depth + 1)
 
     def encode(self, value: Any, path: str) -> Node:
+        if isinstance(value, np.number | np.bool_):  # first: np.float64 is a float, too
+            return {"kind": "scalar", "value": torch.from_numpy(np.asarray(value))}
+        if isinstance(value, Enum):
+            return {"kind": "enum", "class": type(value).__name__, "name": value.name}
         if isinstance(value, _PLAIN):
             return {"kind": "value", "value": value}
+        if value is self.owner:
+            return {"kind": "owner"}
         if isinstance(value, nn.Module):
             return {"kind": "module", "tensors": self.module_tensors(value)}
         if isinstance(value, Tensor):
@@ -60,10 +67,14 @@ class _Capture:
             return {"kind": "generator", "state": value.get_state()}
         if isinstance(value, np.ndarray):
             return {"kind": "array", "value": torch.from_numpy(value.copy())}
-        if isinstance(value, np.generic):
-            return {"kind": "value", "value": value.item()}
+        if isinstance(value, random.Random):
+            return {"kind": "random", "state": value.getstate()}
+        if isinstance(value, np.random.Generator):
+            return {"kind": "numpy_random", "state": self.encode(value.bit_generator.state, path)}
         if isinstance(value, dict):
-            items = [[k, self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            items = [
+                [self.key(k, path), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()
+            ]
             return {"kind": "dict", "items": items, "ordered": isinstance(value, OrderedDict)}
         if isinstance(value, list | tuple | deque | set | frozenset):
             return self.encode_sequence(value, path)
@@ -73,12 +84,26 @@ class _Capture:
             return {"kind": "constant"}
         return self.encode_object(value, path)
 
+    def key(self, key: Any, path: str) -> Any:
+        key = key.item() if isinstance(key, np.generic) else key
+        if not isinstance(key, (*_PLAIN, tuple)):
+            raise self.refusal(f"a key of {path}", key)
+        return key
+
+    def refusal(self, path: str, value: object) -> MethodError:
+        return MethodError(
+            f"{type(self.owner).__name__}: {path} is a {type(value).__name__}, which cannot be "
+            "saved; keep state in tensors, numbers, lists, dicts or plain objects."
+        )
+
     def encode_sequence(self, value: Any, path: str) -> Node:
         kind = next(t for t in (tuple, list, deque, frozenset, set) if isinstance(value, t))
         items = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
         node = {"kind": "sequence", "type": kind.__name__, "items": items}
         if isinstance(value, deque):
             node["maxlen"] = value.maxlen
+        if hasattr(value, "_fields"):
+            node["class"] = type(value).__name__
         return node
 
     def encode_tensor(self, value: Tensor) -> Node:
@@ -96,10 +121,7 @@ class _Capture:
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return {"kind": "stateful", "state": _clone(value.state_dict())}
         if not hasattr(value, "__dict__"):
-            raise MethodError(
-                f"{type(self.owner).__name__}.{path} is a {type(value).__name__}, which cannot be "
-                "saved; keep state in tensors, numbers, lists, dicts or plain objects."
-            )
+            raise self.refusal(path, value)
         number = self.remember(value)
         fields = {k: self.encode(v, f"{path}.{k}") for k, v in vars(value).items()}
         return {"kind": "object", "id": number, "class": type(value).__name__, "fields": fields}
@@ -157,6 +179,15 @@ class _Restore:
     def decode_value(self, node: Node, current: Any, path: str) -> Any:
         return node["value"]
 
+    def decode_scalar(self, node: Node, current: Any, path: str) -> Any:
+        return node["value"].numpy()[()]
+
+    def decode_owner(self, node: Node, current: Any, path: str) -> Any:
+        return self.owner
+
+    def decode_enum(self, node: Node, current: Any, path: str) -> Any:
+        return self.find_class(node, current, path)[node["name"]]
+
     def decode_constant(self, node: Node, current: Any, path: str) -> Any:
         return self.existing(current, path)
 
@@ -179,6 +210,9 @@ class _Restore:
         value = node["value"].clone()
         if isinstance(current, Tensor):
             value = value.to(current.device)
+            if current.is_leaf and current.requires_grad and current.shape == value.shape:
+                with torch.no_grad():
+                    value = current.copy_(value)  # in place: an optimiser may hold it
         self.made[node["id"]] = value
         return value
 
@@ -200,6 +234,15 @@ class _Restore:
         self.existing(current, path).set_state(node["state"])
         return current
 
+    def decode_random(self, node: Node, current: Any, path: str) -> Any:
+        self.existing(current, path).setstate(node["state"])
+        return current
+
+    def decode_numpy_random(self, node: Node, current: Any, path: str) -> Any:
+        generator = self.existing(current, path).bit_generator
+        generator.state = self.decode(node["state"], _MISSING, path)
+        return current
+
     def decode_array(self, node: Node, current: Any, path: str) -> Any:
         return node["value"].numpy().copy()
 
@@ -208,6 +251,10 @@ class _Restore:
         items = {
             k: self.decode(v, old.get(k, _MISSING), f"{path}[{k!r}]") for k, v in node["items"]
         }
+        if isinstance(current, defaultdict | Counter):  # these do more than a dict
+            current.clear()
+            current.update(items)
+            return current
         return OrderedDict(items) if node["ordered"] else items
 
     def decode_sequence(self, node: Node, current: Any, path: str) -> Any:
@@ -216,13 +263,14 @@ class _Restore:
         items = [self.decode(v, old[i], f"{path}[{i}]") for i, v in enumerate(node["items"])]
         if node["type"] == "deque":
             return deque(items, maxlen=node["maxlen"])
-        if node["type"] == "tuple" and hasattr(type(current), "_fields"):
-            return type(current)(*items)
+        if "class" in node:
+            return self.find_class(node, current, path)(*items)
         types = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
         return types[node["type"]](items)
 
     def decode_object(self, node: Node, current: Any, path: str) -> Any:
-        target = current if type(current).__name__ == node["class"] else self.new(node, path)
+        kind = self.find_class(node, current, path)
+        target = current if type(current) is kind else kind.__new__(kind)
         self.made[node["id"]] = target
         old = vars(target)
         for name, field in node["fields"].items():
@@ -230,16 +278,19 @@ class _Restore:
             object.__setattr__(target, name, value)
         return target
 
-    def new(self, node: Node, path: str) -> Any:
-        """A blank object of a class that the owner's own module defines (never any other)."""
-        home = sys.modules[type(self.owner).__module__]
-        kind = getattr(home, node["class"], None)
-        if not inspect.isclass(kind):
-            raise MethodError(
-                f"{type(self.owner).__name__}.{path}: no class {node['class']!r} in "
-                f"{home.__name__} to hold the saved state."
-            )
-        return kind.__new__(kind)
+    def find_class(self, node: Node, current: Any, path: str) -> Any:
+        """The class of a saved object: that of the present one, else of its name in the modules
+        that define the owner and its bases (never any other)."""
+        if type(current).__name__ == node["class"]:
+            return type(current)
+        homes = [sys.modules[base.__module__] for base in type(self.owner).__mro__]
+        for home in homes:
+            if inspect.isclass(kind := getattr(home, node["class"], None)):
+                return kind
+        raise MethodError(
+            f"{type(self.owner).__name__}.{path}: no class {node['class']!r} in "
+            f"{homes[0].__name__} to hold the saved state."
+        )
 
     def existing(self, current: Any, path: str) -> Any:
         if current is _MISSING:

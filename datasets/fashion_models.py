@@ -46,8 +46,8 @@ class FashionCNN(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for stage, width in enumerate(widths):
-            for stride in (2 if stage else 1, 1):
+        for width in widths:
+            for stride in (2, 1):
                 layers += [
                     nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
                     nn.BatchNorm2d(width),

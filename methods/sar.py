@@ -73,7 +73,7 @@ class SAR(Method):
         """θ + ρ g / ‖g‖ over all adapted tensors; keeps θ itself."""
         parameters = [p for p in self.trainable.values() if p.grad is not None]
         gradients = [p.grad for p in parameters]
-        self.kept = [p.detach().clone() for p in parameters]
+        self.kept = [p.detach().clone() for p in self.trainable.values()]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         scale = self.hp.rho / (norm + 1e-12)
         torch._foreach_add_(parameters, torch._foreach_mul(gradients, scale))

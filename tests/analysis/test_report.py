@@ -187,3 +187,11 @@ def test_a_reset_is_stored_with_the_curve(cell, runs_dir, tmp_path):
     (folder / "batches.jsonl").write_text("\n".join(lines) + "\n")
     drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
     assert drawn["resets"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_cut_log_of_batches_costs_the_curve_but_no_number(cell, runs_dir, tmp_path):
+    cell("source", SOURCE)
+    (cell("tent", RATES) / "batches.jsonl").write_text('{"batch": 0, "rou')
+    drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
+    assert set(drawn["method"]) == {"source"}
+    assert write_report(runs_dir).tables[0].frame.loc["tent", "mean"] == 30

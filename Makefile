@@ -1,0 +1,108 @@
+# What users, developers and CI call. `make` alone lists the targets.
+
+PYTHON ?= python3
+TORCH ?=
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FOLDERS := ctta_bench methods datasets experiments analysis
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format type bench docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
+	@echo
+	@echo "  TORCH=cpu         with the first call: the CPU build of torch (about 200 MB instead of"
+	@echo "                    several GB), e.g.  make demo TORCH=cpu"
+	@echo "  PYTHON=...        the Python (3.10 or newer) to make .venv with; python3"
+	@echo "  WORKERS=N         processes that run the tests; 2"
+	@echo "  ARGS=\"...\"        more arguments for pytest or scripts/bench.py,"
+	@echo "                    e.g.  make test ARGS=\"-k resume\""
+
+# -- the environment ----------------------------------------------------------------------------------
+
+setup: .venv/.ready ## make .venv with the tested versions; does nothing if that is done
+
+# One sentence on what is missing, before anything is made.
+define require_python
+version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || { \
+  echo "error: '$(PYTHON)' does not run; install Python 3.10 or newer, or name one:" \
+    "make setup PYTHON=/path/to/python3" >&2; exit 2; }; \
+"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+  echo "error: '$(PYTHON)' is Python $$version, but ctta-bench needs 3.10 or newer; name a newer one:" \
+    "make setup PYTHON=/path/to/python3" >&2; exit 2; }; \
+"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
+  echo "error: '$(PYTHON)' (Python $$version) lacks the module venv or ensurepip; install it" \
+    "(Debian, Ubuntu: apt install python$$version-venv) or name another Python:" \
+    "make setup PYTHON=/path/to/python3" >&2; exit 2; }
+endef
+
+.venv/.ready: pyproject.toml constraints.txt
+	@case "$(TORCH)" in ''|cpu) ;; *) \
+	  echo "error: TORCH=$(TORCH): choose cpu, or leave it out for what pip finds" >&2; exit 2;; esac
+	@$(PIP) --version >/dev/null 2>&1 || { $(require_python); "$(PYTHON)" -m venv --clear .venv; }
+# Without its dependencies: that index holds few versions of them, the next step brings ours.
+	@test -z "$(TORCH)" || $(PIP) install --no-deps -c constraints.txt \
+	  --index-url "$(TORCH_CPU_INDEX)" torch torchvision
+	$(PIP) install -c constraints.txt -e '.[dev]'
+# The oracle that our corruptions are tested against. Without its dependencies: it asks for
+# opencv-python, which would overwrite the files of opencv-python-headless.
+	$(PIP) install -c constraints.txt --no-deps imagecorruptions-imaug
+	@touch $@
+
+# -- what users call ----------------------------------------------------------------------------------
+
+demo: setup ## five methods on the embedded benchmark: table, figures, page; a second call resumes
+	$(BIN)/ctta-bench grid quickstart
+	$(BIN)/ctta-bench report runs/quickstart
+
+test: setup ## the tests, in a few minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: setup ## the slow tests too; still without a GPU, Slurm and mmseg
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+	  -m "not gpu and not slurm and not seg" $(ARGS)
+
+# -- what developers call -----------------------------------------------------------------------------
+
+lint: build/site/.ready ## formatting, ruff's rules, and the arrows between the modules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd build/site && ../../$(BIN)/lint-imports
+
+format: setup ## lay the code out, and repair what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: build/site/.ready ## mypy, strict
+	cd build/site && ../../$(BIN)/python -m mypy --cache-dir ../../.mypy_cache -p ctta_bench
+
+bench: setup ## speed, as ratios to a bare loop
+	$(BIN)/python scripts/bench.py $(ARGS)
+
+docs: .venv/.docs ## docs/ as HTML in build/docs
+	@mkdir -p build
+	@printf '%s\n' 'site_name: ctta-bench' 'docs_dir: ../docs' 'site_dir: docs' \
+	  'use_directory_urls: false' 'theme: {name: material, font: false}' > build/mkdocs.yml
+	$(BIN)/python -m mkdocs build --quiet --config-file build/mkdocs.yml
+	@echo "build/docs/architecture.html"
+
+.venv/.docs: .venv/.ready
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+clean: ## remove what was built and cached; .venv and runs stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# Installed, the top-level folders stand in their places as ctta_bench.methods, ...: there mypy and
+# import-linter find them. The folders themselves are prerequisites, so that a deleted file counts.
+build/site/.ready: .venv/.ready $(FOLDERS) $(wildcard $(FOLDERS:=/*.py))
+	@rm -rf build/lib build/bdist.* build/site
+	@$(PIP) install --quiet --no-deps --no-build-isolation --target build/site .
+	@cp pyproject.toml build/site/
+	@touch $@
