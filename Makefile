@@ -23,7 +23,7 @@ help: ## show this list
 	@echo "  ARGS=\"...\"        more arguments for pytest or scripts/bench.py,"
 	@echo "                    e.g.  make test ARGS=\"-k resume\""
 
-# -- the environment ----------------------------------------------------------------------------------
+# -- the environment -------------------------------------------------------------------------------
 
 setup: .venv/.ready ## make .venv with the tested versions; does nothing if that is done
 
@@ -54,7 +54,7 @@ endef
 	$(PIP) install -c constraints.txt --no-deps imagecorruptions-imaug
 	@touch $@
 
-# -- what users call ----------------------------------------------------------------------------------
+# -- what users call -------------------------------------------------------------------------------
 
 demo: setup ## five methods on the embedded benchmark: table, figures, page; a second call resumes
 	$(BIN)/ctta-bench grid quickstart
@@ -67,7 +67,7 @@ test-all: setup ## the slow tests too; still without a GPU, Slurm and mmseg
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 	  -m "not gpu and not slurm and not seg" $(ARGS)
 
-# -- what developers call -----------------------------------------------------------------------------
+# -- what developers call --------------------------------------------------------------------------
 
 lint: build/site/.ready ## formatting, ruff's rules, and the arrows between the modules
 	$(BIN)/ruff format --check .
@@ -88,7 +88,7 @@ docs: .venv/.docs ## docs/ as HTML in build/docs
 	@mkdir -p build
 	@printf '%s\n' 'site_name: ctta-bench' 'docs_dir: ../docs' 'site_dir: docs' \
 	  'use_directory_urls: false' 'theme: {name: material, font: false}' > build/mkdocs.yml
-	$(BIN)/python -m mkdocs build --quiet --config-file build/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file build/mkdocs.yml
 	@echo "build/docs/architecture.html"
 
 .venv/.docs: .venv/.ready

@@ -281,6 +281,8 @@ def resolve(request: CellRequest) -> Cell:
     )
     settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
     model = request.model or benchmark_class.default_model
+    if not model:
+        raise ConfigError(f"benchmark {benchmark!r} has no model of its own: give one with --model.")
     sha256, preprocessing = _model_facts(
         model, request.weights, _stamp(request.weights), request.preprocessing
     )

@@ -5,6 +5,7 @@ augmentations never see another range. `features` and `head` split the network b
 linear layer; `norm_parameters` and `ctta_bench.injection` address layers by what they are.
 """
 
+import difflib
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -263,10 +264,9 @@ def _builder(
     import timm
 
     bare = name.removeprefix("timm:")
-    architecture = bare.split(".")[0]
-    close = timm.list_models(f"*{architecture}*", include_tags=True)
-    if not timm.is_model(bare) or bare not in (architecture, *close):
-        close = close[:3]
+    known = [*timm.list_models(), *timm.list_models(include_tags=True)]
+    if bare not in known:
+        close = difflib.get_close_matches(bare, known, n=3)
         hint = f" Did you mean {', '.join('timm:' + c for c in close)}?" if close else ""
         raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
     return lambda: timm.create_model(bare, pretrained=False), lambda network: _missing_file(name)

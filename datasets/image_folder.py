@@ -75,7 +75,7 @@ class ImageFolder(Benchmark):
         if not self.root.is_dir():
             return [f"no folder {self.root}; give the right one with --data-root ROOT."]
         if not self.domain_names() or not self._classes():
-            return [f"{self.root} holds no DOMAIN/CLASS folders."]
+            return [f"{self.root} holds no DOMAIN/CLASS folders; give --data-root ROOT."]
         return []
 
     def domain_names(self) -> tuple[str, ...]:

@@ -13,23 +13,19 @@ FEATURES = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
 ELSEWHERE = SourceStatistics(mean=torch.tensor([1.0, 3.0]), std=torch.zeros(2), images=9)
 
 
-def identity_model() -> SourceModel:
-    """Features are the two values of an image's first pixels, logits are ten times these."""
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> SourceModel:
+    """Features are the two values of an "image" [2, 1, 1], logits are ten times these."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
     with torch.no_grad():
         network[1].weight.copy_(10 * torch.eye(2))
-    return SourceModel(network.eval()).double()
+    model = SourceModel(network.eval()).double()
+    monkeypatch.setattr(model, "preprocess", lambda batch: batch)
+    return model
 
 
 def images(*features: tuple[float, float]) -> torch.Tensor:
     return torch.tensor(features, dtype=torch.float64)[:, :, None, None]
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> SourceModel:
-    model = identity_model()
-    monkeypatch.setattr(model, "preprocess", lambda batch: batch)
-    return model
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1, 1.0])
@@ -54,7 +50,7 @@ def test_at_the_source_itself_loss_and_gradient_are_zero() -> None:
     here = SourceStatistics(FEATURES.mean(0), FEATURES.std(0), 2)
     loss = alignment_loss(features, here, 1.0)
     loss.backward()
-    assert float(loss) == 0
+    assert loss.item() == 0
     assert features.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
