@@ -331,9 +331,16 @@ def report(
         tables = [{"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")} for t in files.tables]
         _print_json({"page": files.page, "results": files.results, "tables": tables})
         return
+    from ctta_bench.console import comparison_table
+
     for table in files.tables:
-        typer.echo(table.to_markdown() + "\n")
-    typer.echo(f"page: {files.page.resolve().as_uri()}")
+        _out().print(comparison_table(table.header, table.lines))
+        _out().print(table.caption, style="dim", highlight=False)
+        for note in table.footnotes:
+            _out().print(f"- {note}", style="dim", highlight=False, markup=False)
+    for folder, reason in files.left_out:
+        _errors().print(f"left out: {folder}: {reason}", markup=False, soft_wrap=True)
+    typer.echo(f"page: {files.page.resolve()}")
 
 
 @data_app.command("check")

@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from ctta_bench.loggers import Logger
 
@@ -89,6 +90,25 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row(rows[0]["domain"], *(f"{row['error']:.1f}" for row in rows))
     table.add_section()
     table.add_row("mean", *(f"{entry['mean']:.1f}" for entry in result["rounds"]))
+    return table
+
+
+def comparison_table(header: tuple[str, ...], lines: Any) -> Table:
+    """A report's table turned on its side, so that it fits a terminal: a column a method.
+
+    header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`).
+    """
+    table = Table()
+    table.add_column("error %", no_wrap=True)
+    for method, _ in lines:
+        table.add_column(method, justify="right")
+    for number, column in enumerate(header[1:]):
+        if column == "mean":
+            table.add_section()
+        entries = [entries[number] for _, entries in lines]
+        styles = ["bold" if e.best else "underline" if e.second else "" for e in entries]
+        texts = [Text(e.text, style) for e, style in zip(entries, styles, strict=True)]
+        table.add_row(column, *texts)
     return table
 
 

@@ -59,7 +59,8 @@ class DecomposedWeight(WeightAdapter):
         """W_eff [out, in]."""
         direction = self.direction
         if isinstance(direction, nn.Parameter):
-            direction = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            norm = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            direction = direction / norm.clamp_min(torch.finfo(norm.dtype).tiny)
         if self.vectors is not None:
             direction = rotate(direction, self.vectors)
         return self.magnitude * direction

@@ -107,7 +107,7 @@ def test_too_few_images_after_the_filter_are_an_error(
 
 
 def test_no_source_images_at_all_are_an_error(model: SourceModel) -> None:
-    with pytest.raises(DataError, match="^0 source images are left"):
+    with pytest.raises(DataError, match=r"^0 source images are left"):
         source_statistics(model, [], samples=500, entropy_limit=None)
 
 
@@ -117,6 +117,6 @@ def test_the_filter_limits_are_those_of_the_official_code(classes: int, limit: f
 
 
 def test_a_filter_that_no_image_can_pass_is_refused() -> None:
-    with pytest.raises(ConfigError, match="entropy_filter needs at least 8 classes .* not 7"):
+    with pytest.raises(ConfigError, match=r"entropy_filter needs at least 8 classes .* not 7"):
         filter_limit(7)
     assert filter_limit(8) > 0

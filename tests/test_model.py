@@ -47,7 +47,7 @@ class Wrapped(nn.Module):
         return self.module(images)
 
 
-# -- pre-processing -----------------------------------------------------------------------------------
+# -- pre-processing --------------------------------------------------------------------------------
 
 
 def test_images_are_normalised_by_what_is_recorded_with_the_checkpoint() -> None:
@@ -105,10 +105,12 @@ def test_precision_of_the_statistics_follows_the_model() -> None:
     assert model(pictures(1).double()).dtype == torch.float64
 
 
-# -- layers -------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [lambda n: n, Wrapped, nn.Sequential, lambda n: Wrapped(Wrapped(n))])
+@pytest.mark.parametrize(
+    "wrap", [lambda n: n, Wrapped, nn.Sequential, lambda n: Wrapped(Wrapped(n))]
+)
 def test_norm_layers_are_chosen_by_type_under_any_name(wrap: Any) -> None:
     model = SourceModel(wrap(tiny_vit()))
     assert len(model.norm_layers()) == 2 * 4 + 1
@@ -128,10 +130,14 @@ def test_norm_parameters_have_their_names_in_the_network() -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True)]
+    "norm",
+    [nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True)],
 )
 def test_every_kind_of_norm_layer_counts(norm: nn.Module) -> None:
-    assert list(SourceModel(nn.Sequential(norm, Linear())).norm_parameters()) == ["0.weight", "0.bias"]
+    assert list(SourceModel(nn.Sequential(norm, Linear())).norm_parameters()) == [
+        "0.weight",
+        "0.bias",
+    ]
 
 
 def test_norm_layers_without_affine_parameters_do_not_count() -> None:
@@ -212,7 +218,7 @@ def test_a_copy_has_a_classifier_of_its_own() -> None:
     assert twin.classifier is not model.classifier
 
 
-# -- weights ------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def weights() -> dict[str, Tensor]:
@@ -267,7 +273,9 @@ def without(key: str) -> dict[str, Tensor]:
     [
         (lambda: without("norm.bias"), r"VisionTransformer: key 'norm\.bias' is missing\."),
         (
-            lambda: weights() | {"head.weight": torch.zeros(100, 24), "head.bias": torch.zeros(100)},
+            lambda: (
+                weights() | {"head.weight": torch.zeros(100, 24), "head.bias": torch.zeros(100)}
+            ),
             r"'head\.weight' has shape \(100, 24\) where the model has \(10, 24\) \(and 1 more\)",
         ),
         (lambda: weights() | {"fc.bias": torch.zeros(1)}, "key 'fc.bias' belongs to no layer"),
@@ -339,7 +347,7 @@ def test_the_fingerprint_changes_with_any_weight_and_any_name() -> None:
     assert len(seen) == 6
 
 
-# -- models by name -----------------------------------------------------------------------------------
+# -- models by name --------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -64,7 +64,9 @@ def test_what_is_read_as_text_is_what_is_imported(name: str) -> None:
     assert {k: getattr(kind, k) for k in entry.attributes} == entry.attributes
 
 
-@pytest.mark.parametrize("spelling", ["pseudo_label", "pseudo-label", "Pseudo-Label", " PSEUDO_LABEL "])
+@pytest.mark.parametrize(
+    "spelling", ["pseudo_label", "pseudo-label", "Pseudo-Label", " PSEUDO_LABEL "]
+)
 def test_case_hyphens_and_spaces_do_not_matter(spelling: str) -> None:
     assert METHODS.find(spelling).name == "pseudo_label"
     assert canonical(spelling) == "pseudo_label"
@@ -181,7 +183,7 @@ def test_only_classes_and_functions_under_the_right_decorator_are_entries(tmp_pa
         '@METHODS.register_module("one")\nclass One:\n    source_access = "none"\n    n = f()\n'
         '@METHODS.register_module("two")\ndef two(): ...\n'
         '@MODELS.register_module("three")\ndef three(): ...\n'
-        '@METHODS.register_module(NAME)\ndef four(): ...\n'
+        "@METHODS.register_module(NAME)\ndef four(): ...\n"
     )
     found = scan(file, "entries", "METHODS")
     assert set(found) == {"one", "two"}

@@ -13,7 +13,7 @@ from ctta_bench.errors import MethodError
 from ctta_bench.state import capture, restore
 from tests.methods import plain, through_disk
 
-Pair = namedtuple("Pair", "image age")  # noqa: PYI024
+Pair = namedtuple("Pair", "image age")
 
 
 class Phase(Enum):
@@ -254,5 +254,5 @@ def test_the_state_of_another_model_is_refused() -> None:
 def test_classes_from_elsewhere_are_never_built_by_a_checkpoint() -> None:
     tree = capture(Box(memory=[Item(torch.ones(1), 1)]))
     tree["memory"]["items"][0]["class"] = "Popen"
-    with pytest.raises(MethodError, match="no class 'Popen' in tests.test_state"):
+    with pytest.raises(MethodError, match=r"no class 'Popen' in tests\.test_state"):
         restore(Box(), tree)

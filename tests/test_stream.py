@@ -181,7 +181,7 @@ def test_examples_are_the_first_images_of_each_domain() -> None:
 
 
 def test_more_examples_than_images_are_an_error() -> None:
-    with pytest.raises(DataError, match="examples: 5 images .* domain b of numbered has 4"):
+    with pytest.raises(DataError, match=r"examples: 5 images .* domain b of numbered has 4"):
         stream(examples=5)
 
 
@@ -210,7 +210,7 @@ def test_inputs_are_never_the_stored_images_themselves() -> None:
     assert bool((stored > 0).any())
 
 
-# -- source data --------------------------------------------------------------------------------------
+# -- source data -----------------------------------------------------------------------------------
 
 
 def source(labelled: bool = False, seed: int = 0) -> SourceData:

@@ -1,0 +1,75 @@
+"""The README keeps its promises: its code runs, its files exist, its commands are commands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SHELL = [
+    line.partition("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_the_example_from_python_runs_and_prints_errors(tmp_path: Path) -> None:
+    example = next(code for code in PYTHON if "evaluate" in code)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    (tmp_path / "example.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"mean error \d+\.\d %", done.stdout)
+    assert "contrast" in done.stdout
+
+
+def test_the_method_of_the_readme_runs_as_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = (c for c in PYTHON if "register_module" in c)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 22
+    monkeypatch.chdir(tmp_path)
+    Path("my_method.py").write_text(code)
+    (call,) = (line for line in SHELL if "my_method.py" in line)
+    arguments = call.replace("examples=100", "examples=10").split()[1:]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_every_command_named_is_one() -> None:
+    names = {line.split()[1] for line in SHELL if line.startswith("ctta-bench ")}
+    known = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    assert names <= known
+
+
+def test_every_make_target_named_is_one() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {w for line in SHELL if line.startswith("make ") for w in line.split()[1:2]} <= targets
+
+
+def test_every_file_linked_exists() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    for link in links:
+        if not link.startswith("http"):
+            assert (ROOT / link).exists(), link
+
+
+def test_every_method_has_a_row() -> None:
+    from ctta_bench.registry import METHODS
+
+    folder = "ctta_bench.methods"
+    names = [e.name for e in METHODS.entries().values() if e.module.startswith(folder)]
+    assert all(f"| `{name}` |" in README for name in names)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
