@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Benchmarks of continual test-time adaptation: every method, every benchmark, one protocol.",
+    help="Continual test-time adaptation: every method, every benchmark, one protocol.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="The data of a benchmark.")
 app.add_typer(data_app, name="data")
@@ -129,9 +129,7 @@ def list_entries(
         kinds = {"methods": registry.METHODS, "benchmarks": registry.BENCHMARKS}
         kinds["models"] = registry.MODELS
         if what not in kinds:
-            raise ConfigError(
-                f"list {what!r}: choose {', '.join(kinds)} or experiments."
-            )
+            raise ConfigError(f"list {what!r}: choose {', '.join(kinds)} or experiments.")
         rows = [
             {"name": e.name, "description": e.description, "module": e.module, **e.attributes}
             for e in kinds[what].entries().values()
@@ -141,7 +139,9 @@ def list_entries(
         return
     from ctta_bench.console import plain_table
 
-    columns = ["name", "source_access", "description"] if what == "methods" else ["name", "description"]
+    columns = (
+        ["name", "source_access", "description"] if what == "methods" else ["name", "description"]
+    )
     cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
     _out().print(plain_table([c.replace("_", " ") for c in columns], cells))
 
@@ -151,16 +151,22 @@ def list_entries(
 def run(
     method: Annotated[str, typer.Argument(help="A method (`ctta-bench list methods`).")],
     benchmark: Annotated[str, typer.Argument(help="A benchmark (`ctta-bench list benchmarks`).")],
-    preset: Annotated[str, typer.Option(help="Hyper-parameters: default, paper or code.")] = "default",
+    preset: Annotated[
+        str, typer.Option(help="Hyper-parameters: default, paper or code.")
+    ] = "default",
     set: Set = None,
     model: Annotated[str | None, typer.Option(help="A model, or timm:NAME.TAG.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File of weights for the model.")] = None,
     preprocessing: Annotated[str, typer.Option(help="true or lineage (raw [0,1]).")] = "true",
-    precision: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64.")
+    ] = "float32",
     rounds: Annotated[int | None, typer.Option(help="Times the sequence is seen.")] = None,
     window: Annotated[int, typer.Option(help="Images a window of single-sample streams.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of order, method and source sample.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder that takes the run's folder.")] = Path("runs/single"),
+    out: Annotated[Path, typer.Option(help="Folder that takes the run's folder.")] = Path(
+        "runs/single"
+    ),
     data_root: DataRoot = None,
     device: Device = None,
     plugin: Plugin = None,
@@ -183,19 +189,30 @@ def run(
     if rounds is not None:
         overrides["benchmark.rounds"] = rounds
     values = {
-        "method": method, "benchmark": benchmark, "preset": preset, "set": overrides,
-        "model": model, "weights": weights, "preprocessing": preprocessing,
-        "precision": precision, "window": window, "seed": seed, "data_root": data_root,
+        "method": method,
+        "benchmark": benchmark,
+        "preset": preset,
+        "set": overrides,
+        "model": model,
+        "weights": weights,
+        "preprocessing": preprocessing,
+        "precision": precision,
+        "window": window,
+        "seed": seed,
+        "data_root": data_root,
         "experiment": out.resolve().name,
     }
-    cell = resolve(validate(CellRequest, values, "run"))  # type: ignore[arg-type]
+    cell = resolve(validate(CellRequest, values, "run"))
     folder = RunFolder(out / cell.id)
     from ctta_bench.console import result_table
     from ctta_bench.engine import default_device, run_cell
 
     was_done = folder.is_done and not force
     result = run_cell(
-        cell, folder, device=device or default_device(), force=force,
+        cell,
+        folder,
+        device=device or default_device(),
+        force=force,
         loggers=_loggers(log, quiet or as_json, cell.id),
     )
     if as_json:
@@ -220,12 +237,16 @@ def _loggers(names: list[str] | None, quiet: bool, cell: str, out_of: str = "") 
 @kind
 def grid(
     experiment: Annotated[str, typer.Argument(help="An experiment's name or a YAML file.")],
-    benchmark: Annotated[list[str] | None, typer.Option(help="Instead of the file's; repeatable.")] = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Instead of the file's; repeatable.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = "",
     set: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None,
     data_root: DataRoot = None,
-    executor: Annotated[str, typer.Option(help="local: one after another, in this process.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="local: one after another, in this process.")
+    ] = "local",
     device: Device = None,
     plugin: Plugin = None,
     log: Log = None,
@@ -249,8 +270,11 @@ def grid(
     if not dry_run:
         check_writable(directory)
     cells = expand(
-        described, benchmarks=tuple(benchmark or ()), seeds=_seeds(seeds),
-        overrides=parse_assignments(set or ()), data_root=data_root,
+        described,
+        benchmarks=tuple(benchmark or ()),
+        seeds=_seeds(seeds),
+        overrides=parse_assignments(set or ()),
+        data_root=data_root,
     )
     if dry_run:
         for cell in cells:
@@ -262,7 +286,10 @@ def grid(
     console = Console(stderr=True, quiet=quiet)
     tell, number = count_lines(console, len(cells)), {c.id: i for i, c in enumerate(cells)}
     outcome = run_grid(
-        cells, directory, device=device or default_device(), force=force,
+        cells,
+        directory,
+        device=device or default_device(),
+        force=force,
         make_loggers=lambda c: _loggers(log, quiet, c.id, f"{number[c.id] + 1}/{len(cells)} "),
         on_cell=lambda i, c, state: tell(i, c.id, state),
     )
@@ -328,7 +355,10 @@ def report(
 
     files = write_report(directory, out)
     if as_json:
-        tables = [{"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")} for t in files.tables]
+        tables = [
+            {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
+            for t in files.tables
+        ]
         _print_json({"page": files.page, "results": files.results, "tables": tables})
         return
     from ctta_bench.console import comparison_table

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -23,7 +23,10 @@ from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.record import SCHEMA_VERSION
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 
-PRESETS = ("paper", "code", "default")
+if TYPE_CHECKING:
+    from ctta_bench.stream import StreamSettings  # at run time it would load torch
+
+Validated = TypeVar("Validated", bound=BaseModel)
 
 
 class CellRequest(BaseModel):
@@ -56,7 +59,7 @@ class Cell:
 
     request: CellRequest
     hyperparameters: BaseModel
-    settings: BaseModel
+    settings: "StreamSettings"
     record: dict[str, Any] = field(repr=False)
 
     @property
@@ -65,7 +68,7 @@ class Cell:
         return str(self.record["id"])
 
 
-# -- YAML ---------------------------------------------------------------------------------------------
+# -- YAML
 
 
 def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -132,11 +135,11 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         old = merged.get(key)
         both = isinstance(value, dict) and isinstance(old, dict)
-        merged[key] = merge(old, value) if both else value
+        merged[key] = merge(old or {}, value) if both else value
     return merged
 
 
-# -- overrides ----------------------------------------------------------------------------------------
+# -- overrides
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -164,8 +167,14 @@ def route_overrides(
 
     Raises ConfigError for unknown keys (with close ones) and for bare keys with two owners.
     """
-    top = {k: None for k in ("preprocessing", "precision", "window", "seed", "model", "weights")}
-    owners = {"method": method.model_fields, "benchmark": benchmark.model_fields, "cell": top}
+    top: dict[str, Any] = dict.fromkeys(
+        ("preprocessing", "precision", "window", "seed", "model", "weights")
+    )
+    owners: dict[str, Any] = {
+        "method": method.model_fields,
+        "benchmark": benchmark.model_fields,
+        "cell": top,
+    }
     routed: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
     for key, value in overrides.items():
         prefix, dot, rest = key.partition(".")
@@ -192,7 +201,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}{hint}"
 
 
-def validate(model: type[BaseModel], values: dict[str, Any], where: str) -> BaseModel:
+def validate(model: type[Validated], values: dict[str, Any], where: str) -> Validated:
     """`model(**values)`, with pydantic's complaint as one sentence in a ConfigError."""
     try:
         return model(**values)
@@ -212,7 +221,7 @@ def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:
     return f"{path}: {problem['input']!r}: {message[:1].lower()}{message[1:]}."
 
 
-# -- presets ------------------------------------------------------------------------------------------
+# -- presets
 
 
 @functools.cache
@@ -245,17 +254,17 @@ def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
     return (section.get("any") or {}) | (section.get(benchmark) or {})
 
 
-# -- cells --------------------------------------------------------------------------------------------
+# -- cells
 
 
 @functools.lru_cache(maxsize=4)
 def _model_facts(
-    name: str, weights: Path | None, stamp: tuple[int, ...], regime: str
+    name: str, weights: Path | None, stamp: tuple[int, ...], regime: Literal["true", "lineage"]
 ) -> tuple[str, dict[str, Any]]:
     """Fingerprint and pre-processing of a model; `stamp` makes a rewritten file a new model."""
     from ctta_bench.model import load_source_model
 
-    model = load_source_model(name, weights=weights, preprocessing=regime)  # type: ignore[arg-type]
+    model = load_source_model(name, weights=weights, preprocessing=regime)
     return model.sha256(), model.preprocessing.record()
 
 
@@ -270,9 +279,7 @@ def resolve(request: CellRequest) -> Cell:
     """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError."""
     method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
     method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
-    routed = route_overrides(
-        request.set, method_class.Hyperparameters, benchmark_class.Settings
-    )
+    routed = route_overrides(request.set, method_class.Hyperparameters, benchmark_class.Settings)
     request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
     hyperparameters = validate(
         method_class.Hyperparameters,
@@ -282,7 +289,9 @@ def resolve(request: CellRequest) -> Cell:
     settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
     model = request.model or benchmark_class.default_model
     if not model:
-        raise ConfigError(f"benchmark {benchmark!r} has no model of its own: give one with --model.")
+        raise ConfigError(
+            f"benchmark {benchmark!r} has no model of its own: give one with --model."
+        )
     sha256, preprocessing = _model_facts(
         model, request.weights, _stamp(request.weights), request.preprocessing
     )
@@ -317,7 +326,7 @@ def resolve(request: CellRequest) -> Cell:
 def request_with(request: CellRequest, **changes: Any) -> CellRequest:
     """A validated copy of a request with some values changed."""
     merged = {k: getattr(request, k) for k in CellRequest.model_fields} | changes
-    return validate(CellRequest, merged, "cell")  # type: ignore[return-value]
+    return validate(CellRequest, merged, "cell")
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -342,7 +351,7 @@ def cell_id(record: dict[str, Any]) -> str:
     return f"{slug[:111]}-{identity(record)[:8]}"
 
 
-# -- experiments --------------------------------------------------------------------------------------
+# -- experiments
 
 
 class MethodEntry(BaseModel):
@@ -389,7 +398,7 @@ def load_experiment(name_or_file: str) -> Experiment:
             raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
         path = known[canonical(name_or_file)]
     values = {"name": path.stem} | read_yaml(path)
-    return validate(Experiment, values, str(path))  # type: ignore[return-value]
+    return validate(Experiment, values, str(path))
 
 
 def experiment_files() -> dict[str, Path]:
@@ -428,7 +437,7 @@ def expand(
                             "set": experiment.set | entry.set | (overrides or {}),
                         }
                         try:
-                            cell = resolve(validate(CellRequest, values, "cell"))  # type: ignore[arg-type]
+                            cell = resolve(validate(CellRequest, values, "cell"))
                         except CttaBenchError as error:
                             problem = f"methods[{number}]: {error}"
                             if problem not in problems:

@@ -68,7 +68,9 @@ class ConsoleProgress(Logger):
         if self.bar.disable or self.task is None:
             return
         rate = self.images / max(time.monotonic() - self.began, 1e-9)
-        facts = f"{record['domain']}  error {100 * self.errors / self.images:.1f} %  {rate:.0f} img/s"
+        facts = (
+            f"{record['domain']}  error {100 * self.errors / self.images:.1f} %  {rate:.0f} img/s"
+        )
         self.bar.update(self.task, advance=1, facts=facts)
 
     def say(self, message: str) -> None:
@@ -127,6 +129,8 @@ def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]
 
     def tell(number: int, cell: str, state: str) -> None:
         if not (console.is_terminal and state == "running"):
-            console.print(f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False)
+            console.print(
+                f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False
+            )
 
     return tell

@@ -22,8 +22,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
-import timm.layers
 import torch
+from timm.layers import use_fused_attn
 
 from ctta_bench import __version__
 from ctta_bench.config import Cell
@@ -126,7 +126,7 @@ def _finite(loss: torch.Tensor | None) -> float | None:
     return value if np.isfinite(value) else None
 
 
-# -- building -----------------------------------------------------------------------------------------
+# -- building
 
 
 def build_benchmark(cell: Cell) -> Benchmark:
@@ -208,7 +208,7 @@ def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
     return accuracy
 
 
-# -- one cell -----------------------------------------------------------------------------------------
+# -- one cell
 
 
 def run_cell(
@@ -312,7 +312,7 @@ def _run(
             logger.preparing(what, done, total)
 
     benchmark.make_ready(report, usable_cores())
-    stream = Stream(batch_domains(benchmark), cell.settings, cell.request.seed)  # type: ignore[arg-type]
+    stream = Stream(batch_domains(benchmark), cell.settings, cell.request.seed)
     method = build_method(cell, device)
     accuracy = source_accuracy(benchmark, method.model)
     method.start(source_data(benchmark, method, cell.request.seed))
@@ -339,9 +339,7 @@ def _run(
             play(method, stream, progress, loggers=loggers, after_batch=after_batch)
         result = make_result(cell.record["id"], method, stream, progress)
         result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
-        folder.write_predictions(
-            {name: getattr(progress.scores(), name) for name in FIELDS}
-        )
+        folder.write_predictions({name: getattr(progress.scores(), name) for name in FIELDS})
         write_json(folder.file("result.json"), result)
         folder.append_log(f"done: mean error {result['mean']:.2f} %")
     finally:
@@ -352,9 +350,7 @@ def _run(
     return result
 
 
-def make_result(
-    cell_id: str, method: Method, stream: Stream, progress: Progress
-) -> dict[str, Any]:
+def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:
     """The content of result.json."""
     scores = progress.scores()
     rounds = summarise(scores, stream.domain_names)
@@ -386,7 +382,7 @@ def _peak_memory_mb(device: torch.device) -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-# -- checkpoints --------------------------------------------------------------------------------------
+# -- checkpoints
 
 
 def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
@@ -445,7 +441,7 @@ def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
         logger.say(f"{folder.path.name}: {message}")
 
 
-# -- environment --------------------------------------------------------------------------------------
+# -- environment
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -464,7 +460,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "attention": "fused" if timm.layers.use_fused_attn() else "plain",
+        "attention": "fused" if use_fused_attn() else "plain",
         "plugins": sorted(loaded_plugins()),
     }
 

@@ -1,10 +1,10 @@
 """What can go wrong, by who can mend it. The command line prints the sentence and exits with 2.
 
-    CttaBenchError
-    ├── ConfigError   a name, key, value or combination the user gave
-    ├── DataError     a file or folder of data or weights: missing, damaged, of the wrong shape
-    ├── MethodError   a method that cannot serve this model or task, or broke its own contract
-    └── RunError      a run folder: locked, of another configuration, not writable, damaged
+CttaBenchError
+├── ConfigError   a name, key, value or combination the user gave
+├── DataError     a file or folder of data or weights: missing, damaged, of the wrong shape
+├── MethodError   a method that cannot serve this model or task, or broke its own contract
+└── RunError      a run folder: locked, of another configuration, not writable, damaged
 """
 
 

@@ -114,9 +114,7 @@ def inject(
         adapters = {r: make_adapter(rows[i]) for i, r in enumerate(layer.roles) if r in roles}
         if not adapters:
             continue
-        model.network.set_submodule(
-            layer.name, InjectedLinear(layer.module, layer.roles, adapters)
-        )
+        model.network.set_submodule(layer.name, InjectedLinear(layer.module, layer.roles, adapters))
         for role, adapter in adapters.items():
             prefix = f"{layer.name}.{role}" if len(layer.roles) > 1 else layer.name
             trainable |= {f"{prefix}.{n}": p for n, p in adapter.named_parameters()}

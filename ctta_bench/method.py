@@ -55,10 +55,11 @@ class Method:
 
     source_access: ClassVar[SourceAccess] = "none"
     """What `prepare` may read of the source data."""
-    batch_dependent: ClassVar[bool] = False
+    batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
 
     hp: Any
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Method:
         with self._own_randomness():
             self.setup()
 
-    # -- what a method writes ---------------------------------------------------------------------
+    # -- what a method writes
 
     def setup(self) -> None:
         """Choose the parameters to adapt and build optimiser, teacher, memory; once."""
@@ -97,14 +98,14 @@ class Method:
         """Read the source data once before the stream, within `source_access`."""
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Return the scored logits [n, classes] of `images` and update. Every method has its own."""
+        """Return the scored logits [n, classes] of `images` and update; each method's own."""
         raise MethodError(f"{type(self).__name__} defines no adapt(images).")
 
     def predict(self, images: Tensor) -> Tensor:
         """Logits [n, classes] without an update, as window mode scores them."""
         return self.model(images)
 
-    # -- what the engine and users call -------------------------------------------------------------
+    # -- what the engine and users call
 
     def start(self, source: Any = None) -> None:
         """Prepare from the source data and remember the state that `reset` returns to."""
@@ -161,7 +162,7 @@ class Method:
         skip = _SURVIVES_RESET | {"model", "trainable", "optimizer"}
         return _tensor_bytes(state.capture(self, skip=skip))
 
-    # -- what methods use ---------------------------------------------------------------------------
+    # -- what methods use
 
     def adapt_only(self, parameters: dict[str, nn.Parameter]) -> None:
         """Make `parameters` (by name) the trainable ones and freeze the rest of the model.
@@ -192,14 +193,14 @@ class Method:
         return kind(parameters, hp.lr, hp.betas, weight_decay=hp.weight_decay)
 
     def step(self, loss: Tensor) -> bool:
-        """Backward and one optimiser step; skipped and counted unless loss and gradients are finite.
+        """Backward and one optimiser step; skipped and counted if loss or gradients are not finite.
 
         Returns whether the step was taken.
         """
         return self.backward(loss) and self.optimizer_step()
 
     def backward(self, loss: Tensor, *, guard: bool = True) -> bool:
-        """Add the gradient of `loss` to the trainable parameters; False (and counted) if not finite."""
+        """Add the gradient of `loss` to the parameters; False, and counted, if it is not finite."""
         self.loss = loss.detach()
         if guard and not bool(torch.isfinite(loss)):
             self.skip_update()
@@ -236,7 +237,7 @@ class Method:
             return True
         return bool(torch.stack(torch._foreach_norm(gradients)).sum().isfinite())
 
-    # -- how the base does it -----------------------------------------------------------------------
+    # -- how the base does it
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:

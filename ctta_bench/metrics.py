@@ -81,7 +81,9 @@ def _domain_metrics(scores: Scores, rows: np.ndarray) -> dict[str, Any]:
     }
 
 
-def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
+def expected_calibration_error(
+    confidence: np.ndarray, correct: np.ndarray, bins: int = 15
+) -> float:
     """Top-label calibration error in [0, 1] over equal bins of confidence (Guo et al., 2017).
 
     torchmetrics computes the same (a test compares them), but takes seconds to import.

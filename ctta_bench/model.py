@@ -69,15 +69,19 @@ class SourceModel(nn.Module):
         self, network: nn.Module, *, name: str = "", preprocessing: Regime | Preprocessing = "true"
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
         self.name = name or type(network).__name__
         if not isinstance(preprocessing, Preprocessing):
             preprocessing = recorded_preprocessing(network, preprocessing)
         self.preprocessing = preprocessing
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1))
         self.passes = PassCounts()
-        self._classifier = (find_classifier(network),)  # a tuple: no second registration of the layer
+        self._classifier = (
+            find_classifier(network),
+        )  # a tuple: no second registration of the layer
         self._is_timm = hasattr(network, "forward_features") and hasattr(network, "forward_head")
 
     def forward(self, images: Tensor) -> Tensor:
@@ -87,7 +91,7 @@ class SourceModel(nn.Module):
         return self._count(self.network(self.preprocess(images)))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last linear layer sees, [n, d]: for a ViT the class token after the final norm."""
+        """What the last linear layer sees, [n, d]: a ViT's class token after the final norm."""
         inputs = self.preprocess(images)
         if self._is_timm:
             tokens = self.network.forward_features(inputs)
@@ -152,7 +156,7 @@ class SourceModel(nn.Module):
         kept_blocks = blocks[: max(0, len(blocks) - skip_last_blocks)]
         kept = {id(m) for b in kept_blocks for m in b.modules()}
         inside = {id(m) for b in blocks for m in b.modules()}
-        found = {}
+        found: dict[str, nn.Module] = {}
         for name, module in self.network.named_modules():
             if not isinstance(module, NORMS) or getattr(module, "weight", None) is None:
                 continue
@@ -217,16 +221,17 @@ def recorded_preprocessing(network: nn.Module, regime: str) -> Preprocessing:
     if regime not in ("true", "lineage"):
         raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")
     cfg = _recorded_cfg(network)
-    size = cfg.get("input_size")
-    geometry = {"size": tuple(size[1:]) if size else None}
-    if regime == "lineage" or "mean" not in cfg:
-        return Preprocessing(regime="lineage" if regime == "lineage" else "true", **geometry)
-    return Preprocessing("true", tuple(cfg["mean"]), tuple(cfg["std"]), **geometry)
+    size = tuple(cfg["input_size"][1:]) if cfg.get("input_size") else None
+    if regime == "lineage":
+        return Preprocessing("lineage", size=size)
+    if "mean" not in cfg:
+        return Preprocessing("true", size=size)
+    return Preprocessing("true", tuple(cfg["mean"]), tuple(cfg["std"]), size=size)
 
 
 def _recorded_cfg(network: nn.Module) -> dict[str, Any]:
     cfg = getattr(network, "pretrained_cfg", None) or {}
-    return cfg if isinstance(cfg, dict) else cfg.to_dict()  # type: ignore[no-any-return]
+    return cfg if isinstance(cfg, dict) else cfg.to_dict()
 
 
 def fingerprint(network: nn.Module) -> str:

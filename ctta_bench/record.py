@@ -1,13 +1,13 @@
 """What a run leaves on disk, and how: nothing half-written ever stands under a final name.
 
-    cell.yaml        the resolved configuration
-    batches.jsonl    a line a batch, appended
-    predictions.npz  per image, in stream order
-    result.json      written last; its presence means done
-    env.json         versions, device, time
-    state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
-    failed.json      why the last attempt failed
-    log.txt          what was said
+cell.yaml        the resolved configuration
+batches.jsonl    a line a batch, appended
+predictions.npz  per image, in stream order
+result.json      written last; its presence means done
+env.json         versions, device, time
+state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
+failed.json      why the last attempt failed
+log.txt          what was said
 """
 
 import contextlib
@@ -131,7 +131,7 @@ class RunFolder:
                 )
 
     def plan(self, record: dict[str, Any]) -> None:
-        """Lay down cell.yaml of a cell that is yet to run, so that `status` and `report` know it."""
+        """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
         if not self.file("cell.yaml").exists():
             self.path.mkdir(parents=True, exist_ok=True)
             write_yaml(self.file("cell.yaml"), record)

@@ -169,8 +169,17 @@ MODELS = Registry("model", "MODELS", "ctta_bench.datasets")
 _plugins: dict[str, ModuleType] = {}
 # What other people's code raises at import when it is wrong (pydantic's errors are among these).
 _PLUGIN_FAULTS = (
-    ImportError, OSError, SyntaxError, NameError, AttributeError, TypeError, ValueError,
-    LookupError, ArithmeticError, RuntimeError, AssertionError,
+    ImportError,
+    OSError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
 )
 
 

@@ -99,7 +99,7 @@ class _Capture:
     def encode_sequence(self, value: Any, path: str) -> Node:
         kind = next(t for t in (tuple, list, deque, frozenset, set) if isinstance(value, t))
         items = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
-        node = {"kind": "sequence", "type": kind.__name__, "items": items}
+        node: Node = {"kind": "sequence", "type": kind.__name__, "items": items}
         if isinstance(value, deque):
             node["maxlen"] = value.maxlen
         if hasattr(value, "_fields"):

@@ -21,9 +21,12 @@ from ctta_bench.errors import ConfigError, DataError
 
 
 class ImageSet(Protocol):
-    """Labelled images by number. `labels` is int64 [n]; `load` gives uint8 or float [k, 3, H, W]."""
+    """Labelled images by number: labels int64 [n], images uint8 or float [k, 3, H, W]."""
 
-    labels: np.ndarray
+    @property
+    def labels(self) -> np.ndarray:
+        """Class numbers int64 [n]."""
+        ...
 
     def load(self, index: np.ndarray) -> Tensor:
         """The images of these numbers: uint8, or float in [0, 1]."""
@@ -191,9 +194,7 @@ class Order:
         return digest.hexdigest()
 
 
-def make_order(
-    sizes: Sequence[int], settings: StreamSettings, seed: int
-) -> Order:
+def make_order(sizes: Sequence[int], settings: StreamSettings, seed: int) -> Order:
     """The order over domains of these sizes.
 
     Batches never cross a domain, except in setting "mixed". Each (seed, round, domain) has its own
@@ -217,7 +218,9 @@ def make_order(
     table = np.concatenate([r for _, r in segments])
     rounds = np.concatenate([np.full(len(r), n) for n, r in segments])
     return Order(
-        table[:, 0].astype(np.int16), table[:, 1].astype(np.int64), rounds.astype(np.int16),
+        table[:, 0].astype(np.int16),
+        table[:, 1].astype(np.int64),
+        rounds.astype(np.int16),
         np.asarray(cuts, np.int64),
     )
 
@@ -262,7 +265,9 @@ class Stream:
                 round=int(order.round[first]),
                 # With one domain only, a new round is what starts it anew.
                 starts_domain=bool(
-                    first == 0 or domain[0] != before or order.round[first - 1] != order.round[first]
+                    first == 0
+                    or domain[0] != before
+                    or order.round[first - 1] != order.round[first]
                 ),
             )
 
@@ -278,9 +283,7 @@ class Stream:
         return torch.stack(parts)
 
     def _labels(self, domain: np.ndarray, index: np.ndarray) -> np.ndarray:
-        labels = [
-            self.domains[d].images.labels[i] for d, i in zip(domain, index, strict=True)
-        ]
+        labels = [self.domains[d].images.labels[i] for d, i in zip(domain, index, strict=True)]
         return np.asarray(labels, dtype=np.int64)
 
 

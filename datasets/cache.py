@@ -114,7 +114,9 @@ class CorruptedCache:
             complaint = process.stderr.read().strip()
             process.stderr.close()
             if process.wait() != 0:
-                last = complaint.splitlines()[-1] if complaint else f"exit code {process.returncode}"
+                last = (
+                    complaint.splitlines()[-1] if complaint else f"exit code {process.returncode}"
+                )
                 raise DataError(f"{self.folder}: corrupted images could not be made: {last}.")
         if report is not None:
             report(len(files), len(files))

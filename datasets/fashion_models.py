@@ -5,8 +5,10 @@ float images [n, 3, 32, 32] in [0, 1] after normalisation with `MEAN` and `STD`.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ MEAN = STD = (0.5, 0.5, 0.5)
 
 
 def pretrained_cfg(file: str) -> dict[str, object]:
-    """What timm keeps about a checkpoint: input size, normalisation, and the file of the weights."""
+    """What timm keeps about a checkpoint: input size, normalisation, file of the weights."""
     return {
         "file": str(EMBEDDED / file),
         "mean": MEAN,
@@ -29,11 +31,33 @@ def pretrained_cfg(file: str) -> dict[str, object]:
     }
 
 
+class ConvStem(PatchEmbed):
+    """Patch embedding by two 3x3 convolutions of stride 2 (Xiao et al., 2021, arXiv:2106.14881).
+
+    A transformer of this size learns little from 60,000 images with a plain one.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        width = self.proj.out_channels
+        self.proj = nn.Sequential(
+            nn.Conv2d(3, width // 2, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
+        )
+
+
 @MODELS.register_module("fashion_vit")
 def fashion_vit() -> nn.Module:
-    """ViT with patch 4, width 96, depth 4 and 4 heads (65 tokens, 0.46 M parameters)."""
+    """ViT with patch 4, width 96, depth 4 and 4 heads (65 tokens, 0.50 M parameters)."""
     network = VisionTransformer(
-        img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=4, num_classes=NUM_CLASSES
+        img_size=32,
+        patch_size=4,
+        embed_dim=96,
+        depth=4,
+        num_heads=4,
+        num_classes=NUM_CLASSES,
+        embed_layer=ConvStem,
     )
     network.pretrained_cfg = pretrained_cfg("fashion_vit.safetensors")
     return network
@@ -59,7 +83,9 @@ class FashionCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] to logits [n, 10]."""
-        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(self.features(images), 1), 1))
+        return self.fc(
+            torch.flatten(nn.functional.adaptive_avg_pool2d(self.features(images), 1), 1)
+        )
 
 
 @MODELS.register_module("fashion_cnn")

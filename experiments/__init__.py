@@ -1,1 +1,1 @@
-
+"""Experiment files: one per table, figure and ablation, and the quickstart."""

@@ -1,1 +1,1 @@
-
+"""One file per method; presets/ holds their hyper-parameters."""

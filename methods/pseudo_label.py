@@ -31,9 +31,7 @@ class PseudoLabel(Method):
         """Adapt the norm layers, or the whole network."""
         self.batch_dependent = self.model.use_batch_statistics()
         everything = dict(self.model.network.named_parameters())
-        self.adapt_only(
-            everything if self.hp.parameters == "all" else self.model.norm_parameters()
-        )
+        self.adapt_only(everything if self.hp.parameters == "all" else self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images: Tensor) -> Tensor:

@@ -116,7 +116,12 @@ def main() -> None:
         ("source: engine speed / bare loop", source_speed(arguments.batches, repeats), ">=", 0.95),
         ("tent: step / forward + backward", tent_cost(arguments.batches, repeats), "<=", 1.15),
         ("import ctta_bench [s]", start_up("-c", "import ctta_bench", repeats=repeats), "<=", 0.3),
-        ("ctta-bench list methods [s]", start_up(command, "list", "methods", repeats=repeats), "<=", 0.7),
+        (
+            "ctta-bench list methods [s]",
+            start_up(command, "list", "methods", repeats=repeats),
+            "<=",
+            0.7,
+        ),
         ("ctta-bench --help [s]", start_up(command, "--help", repeats=repeats), "<=", 0.7),
     ]
     missed = 0

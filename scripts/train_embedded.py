@@ -5,8 +5,9 @@
     python scripts/train_embedded.py images       # the test and source images in the package
 
 The ViT learns from the labels and from the CNN's predictions in equal parts (a transformer of this
-size needs that, or many more epochs), so the CNN comes first. `--data` holds the four idx files, plain or gzipped (Debian's package dataset-fashion-mnist, or the
-`raw` folder of torchvision's FashionMNIST). Same seed and versions give the same weights.
+size needs that, or many more epochs), so the CNN comes first. `--data` holds the four idx files,
+plain or gzipped (Debian's package dataset-fashion-mnist, or the `raw` folder of torchvision's
+FashionMNIST). Same seed and versions give the same weights.
 """
 
 import argparse
@@ -27,7 +28,11 @@ from ctta_bench.registry import MODELS
 
 RECIPES = {
     "fashion_vit": {
-        "epochs": 12, "batch": 64, "lr": 1e-3, "weight_decay": 0.03, "teacher": "fashion_cnn"
+        "epochs": 10,
+        "batch": 64,
+        "lr": 1e-3,
+        "weight_decay": 0.03,
+        "teacher": "fashion_cnn",
     },
     "fashion_cnn": {"epochs": 6, "batch": 64, "lr": 2e-3, "weight_decay": 0.02, "teacher": ""},
 }
@@ -65,7 +70,9 @@ def soft_targets(images: Tensor, labels: Tensor, teacher: str) -> Tensor:
         return hard
     network = MODELS.get(teacher)().eval()
     weights = load_file(EMBEDDED / f"{teacher}.safetensors")
-    network.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in weights.items()})
+    network.load_state_dict(
+        {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}
+    )
     with torch.no_grad():
         soft = [
             torch.cat([network(to_input(x)).softmax(-1) for x in view.split(500)])
@@ -101,9 +108,11 @@ def train(name: str, data: Path, seed: int, epochs: int) -> None:
     warm_up = steps // 20
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda i: (i + 1) / warm_up
-        if i < warm_up
-        else 0.5 * (1 + math.cos(math.pi * (i - warm_up) / (steps - warm_up))),
+        lambda i: (
+            (i + 1) / warm_up
+            if i < warm_up
+            else 0.5 * (1 + math.cos(math.pi * (i - warm_up) / (steps - warm_up)))
+        ),
     )
     began = time.monotonic()
     for epoch in range(recipe["epochs"]):

@@ -33,7 +33,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Invoke]:
 
 
 def refused(result: Result, *words: str) -> None:
-    """Assert the form of a refusal: code 2, one `error:` sentence with these words, no traceback."""
+    """Assert the form of a refusal: code 2, one `error:` sentence with these words."""
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
@@ -52,7 +52,7 @@ def toy_weights(file: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-# -- listing ------------------------------------------------------------------------------------------
+# -- listing
 
 
 @pytest.mark.parametrize("what", ["methods", "benchmarks", "models", "experiments"])
@@ -79,7 +79,7 @@ def test_the_version_is_printed(invoke: Invoke) -> None:
     assert invoke("--version").stdout.strip() == f"ctta-bench {__version__}"
 
 
-# -- running ------------------------------------------------------------------------------------------
+# -- running
 
 
 def test_run_prints_the_errors_and_says_where_they_are(invoke: Invoke) -> None:
@@ -115,7 +115,9 @@ def test_overrides_reach_the_cell(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text("methods: [source, tent]\nbenchmarks: [toy]\nseeds: [0, 1]\n")
+    (tmp_path / "two.yaml").write_text(
+        "methods: [source, tent]\nbenchmarks: [toy]\nseeds: [0, 1]\n"
+    )
     first = invoke("grid", "two.yaml", *PLUGIN)
     assert first.exit_code == 0, first.output
     assert "4 cells run, 0 were done before, 0 failed" in first.stdout
@@ -143,8 +145,8 @@ def test_a_failing_cell_does_not_stop_the_others(invoke: Invoke, tmp_path: Path)
 
 
 def test_a_dry_run_lists_the_cells_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
-    result = invoke("grid", "quickstart", "--dry-run", "--seeds", "0", "--benchmark", "toy", *PLUGIN,
-                    "--set", "benchmark.examples=8")  # fmt: skip
+    few = ("--seeds", "0", "--benchmark", "toy", "--set", "benchmark.examples=8")
+    result = invoke("grid", "quickstart", "--dry-run", *few, *PLUGIN)
     assert len(result.stdout.split()) == 5
     assert not list(tmp_path.iterdir())
 
@@ -155,7 +157,7 @@ def test_data_check_tells_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
     refused(invoke("data", "check", "image_folder", "--data-root", tmp_path / "no"), "no folder")
 
 
-# -- refusals -----------------------------------------------------------------------------------------
+# -- refusals
 
 
 @pytest.mark.parametrize(
@@ -214,17 +216,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_unreadable_and_hostile_yaml_is_refused(
-    name: str, invoke: Invoke, tmp_path: Path
-) -> None:
+def test_unreadable_and_hostile_yaml_is_refused(name: str, invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / name).write_text(HOSTILE[name])
     refused(invoke("grid", name), name)
     assert not (tmp_path / "hacked").exists()
 
 
-def test_all_problems_of_an_experiment_come_in_one_message(
-    invoke: Invoke, tmp_path: Path
-) -> None:
+def test_all_problems_of_an_experiment_come_in_one_message(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(
         "methods: [tnet, {name: sar, set: {rho: -1}}]\nbenchmarks: [toy]\nseeds: [0, 1]\n"
     )
@@ -284,7 +282,7 @@ def test_the_pre_processing_regime_makes_two_cells(invoke: Invoke) -> None:
     assert cells[0] != cells[1]
 
 
-# -- signals and space --------------------------------------------------------------------------------
+# -- signals and space
 
 
 def start(*arguments: str, cwd: Path, **kwargs: Any) -> "subprocess.Popen[str]":

@@ -144,9 +144,7 @@ def truncate(file: Path, share: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.pt", "batches.jsonl"])
-def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     run_cell(cell(), RunFolder(tmp_path / "whole"))
     interrupted(tmp_path / "cut", 8, checkpoint_batches=2)
     truncate(tmp_path / "cut" / name)
@@ -292,5 +290,3 @@ def test_tensorboard_is_written_beside_the_lines(tmp_path: Path) -> None:
 
     run_cell(cell(), RunFolder(tmp_path), loggers=make_loggers(("tensorboard",)))
     assert list((tmp_path / "tensorboard").glob("events*"))
-
-

@@ -51,7 +51,7 @@ def state(method: Method) -> Any:
     return plain(capture(method, skip=survives, frozen=method.model))
 
 
-# -- every method ----------------------------------------------------------------------------------
+# -- every method
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -160,7 +160,7 @@ def test_double_precision_is_double_throughout(name: str) -> None:
     assert {p.dtype for p in method.trainable.values()} <= {torch.float64}
 
 
-# -- methods that step on every batch --------------------------------------------------------------
+# -- methods that step on every batch
 
 
 @pytest.mark.parametrize("name", STEPPING)
@@ -250,7 +250,7 @@ def resets(options: dict[str, Any]) -> int:
     return method.counters["resets"]
 
 
-# -- window mode -----------------------------------------------------------------------------------
+# -- window mode
 
 
 @pytest.mark.parametrize("name", STEPPING)
@@ -297,7 +297,7 @@ def test_a_window_over_batch_statistics_predicts_from_all_it_holds() -> None:
     torch.testing.assert_close(method(images[2:]), expected)
 
 
-# -- a user's method, without a line about state ---------------------------------------------------
+# -- a user's method, without a line about state
 
 
 @dataclass
@@ -370,7 +370,7 @@ def test_the_random_stream_goes_on_over_a_reset() -> None:
     assert not torch.equal(method(pictures(2)), first)
 
 
-# -- the base --------------------------------------------------------------------------------------
+# -- the base
 
 
 def test_counters_go_on_over_a_reset() -> None:

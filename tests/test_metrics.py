@@ -94,8 +94,9 @@ def test_a_perfectly_calibrated_predictor_has_no_calibration_error() -> None:
 
 
 def test_full_confidence_falls_into_the_last_bin() -> None:
-    confidence = np.array([1.0, 1.0], np.float32)
-    assert expected_calibration_error(confidence, np.array([True, False])) == 0.5
+    # In one bin the two gaps, -1 and 0.05, are summed before the absolute value is taken.
+    error = expected_calibration_error(np.array([1.0, 0.95]), np.array([False, True]))
+    assert error == pytest.approx(0.95 / 2)
 
 
 def test_calibration_error_equals_that_of_torchmetrics() -> None:

@@ -47,7 +47,7 @@ class Wrapped(nn.Module):
         return self.module(images)
 
 
-# -- pre-processing --------------------------------------------------------------------------------
+# -- pre-processing
 
 
 def test_images_are_normalised_by_what_is_recorded_with_the_checkpoint() -> None:
@@ -105,7 +105,7 @@ def test_precision_of_the_statistics_follows_the_model() -> None:
     assert model(pictures(1).double()).dtype == torch.float64
 
 
-# -- layers ----------------------------------------------------------------------------------------
+# -- layers
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_copy_has_a_classifier_of_its_own() -> None:
     assert twin.classifier is not model.classifier
 
 
-# -- weights ---------------------------------------------------------------------------------------
+# -- weights
 
 
 def weights() -> dict[str, Tensor]:
@@ -347,7 +347,15 @@ def test_the_fingerprint_changes_with_any_weight_and_any_name() -> None:
     assert len(seen) == 6
 
 
-# -- models by name --------------------------------------------------------------------------------
+def test_the_fingerprint_tells_types_of_equal_bytes_apart() -> None:
+    network = Linear().requires_grad_(False)
+    network[1].weight.zero_()
+    network[1].bias.zero_()
+    half, brain = (SourceModel(copy.deepcopy(network).to(d)) for d in (torch.half, torch.bfloat16))
+    assert half.sha256() != brain.sha256()
+
+
+# -- models by name
 
 
 @pytest.fixture

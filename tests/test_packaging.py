@@ -49,7 +49,7 @@ def files_of(folder: str) -> set[str]:
     return {p for p in paths if "__pycache__" not in p and not Path(p).name.startswith(".")}
 
 
-# -- pyproject.toml --------------------------------------------------------------------------------
+# -- pyproject.toml
 
 
 @pytest.mark.parametrize("folder", PLACES)
@@ -92,7 +92,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert PYPROJECT["project"]["version"] == ctta_bench.__version__ == citation["version"]
 
 
-# -- CONTRIBUTING.md -------------------------------------------------------------------------------
+# -- CONTRIBUTING.md
 
 
 def test_the_templates_to_copy_run_as_plug_ins(
@@ -110,7 +110,7 @@ def test_the_templates_to_copy_run_as_plug_ins(
     assert re.search(r"\bday\b.*\bnight\b", done.stdout, flags=re.DOTALL)
 
 
-# -- make setup ------------------------------------------------------------------------------------
+# -- make setup
 
 
 def make_setup(folder: Path, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -183,7 +183,7 @@ def test_make_setup_does_nothing_when_it_is_done(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- wheel and sdist -------------------------------------------------------------------------------
+# -- wheel and sdist
 
 
 @pytest.fixture(scope="module")

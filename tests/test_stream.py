@@ -210,7 +210,7 @@ def test_inputs_are_never_the_stored_images_themselves() -> None:
     assert bool((stored > 0).any())
 
 
-# -- source data -----------------------------------------------------------------------------------
+# -- source data
 
 
 def source(labelled: bool = False, seed: int = 0) -> SourceData:

@@ -36,9 +36,14 @@ def toy_cnn() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         network = nn.Sequential(
-            nn.Conv2d(3, 12, 3, 2, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-            nn.Conv2d(12, 24, 3, 2, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
-            nn.Flatten(), nn.Linear(24 * 9, CLASSES),
+            nn.Conv2d(3, 12, 3, 2, bias=False),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.Conv2d(12, 24, 3, 2, bias=False),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(24 * 9, CLASSES),
         )
         network(pictures(64) * 2 - 1)  # training mode: lays down the running statistics
     network.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}

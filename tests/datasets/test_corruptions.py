@@ -15,6 +15,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from scipy import ndimage
+
 from ctta_bench.datasets import corruptions
 from ctta_bench.datasets.corruptions import (
     CORRUPTIONS,
@@ -25,8 +27,6 @@ from ctta_bench.datasets.corruptions import (
     corrupt_batch,
     stable_seed,
 )
-from scipy import ndimage
-
 from ctta_bench.errors import ConfigError, DataError
 
 ALL = (*CORRUPTIONS, *HOLD_OUT)

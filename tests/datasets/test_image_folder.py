@@ -39,7 +39,7 @@ def write(root: Path, files: list[tuple[str, str, str]]) -> Path:
 
 def linked(root: Path, target: Path) -> Path:
     root.mkdir()
-    for domain in reversed(sorted(target.iterdir())):
+    for domain in sorted(target.iterdir(), reverse=True):
         (root / domain.name).symlink_to(domain, target_is_directory=True)
     return root
 

@@ -20,7 +20,10 @@ from ctta_bench.model import SourceModel
 from tests.parity.translation import adapted, build, translate
 
 HERE = Path(__file__).parent
-FOLDERS = [HERE, *map(Path, filter(None, os.environ.get("CTTA_BENCH_PARITY", "").split(os.pathsep)))]
+FOLDERS = [
+    HERE,
+    *map(Path, filter(None, os.environ.get("CTTA_BENCH_PARITY", "").split(os.pathsep))),
+]
 STREAM = load_file(HERE / "stream" / "stream.safetensors")
 
 
@@ -74,7 +77,9 @@ class ParitySource:
         return list(self.images.split(16))
 
 
-def play(name: str, dtype: torch.dtype) -> tuple[dict[str, Any], Any, list[Tensor], dict[str, Tensor]]:
+def play(
+    name: str, dtype: torch.dtype
+) -> tuple[dict[str, Any], Any, list[Tensor], dict[str, Tensor]]:
     """Run a case through our method: the case, the method, logits per batch, recorded tensors."""
     case = read(CASES[name])
     recorded = load_file(CASES[name].with_suffix(".safetensors"))

@@ -108,9 +108,7 @@ def translate(case: Case) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def build(
-    case: Case, aux: Aux, network: nn.Module, dtype: torch.dtype, source_data: Any
-) -> Method:
+def build(case: Case, aux: Aux, network: nn.Module, dtype: torch.dtype, source_data: Any) -> Method:
     """The method of a case, started and laid at the recorded start.
 
     Source statistics are of the source model, not of the recorded start (as after a warm-up).
