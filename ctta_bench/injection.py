@@ -140,7 +140,7 @@ def merge(model: SourceModel) -> None:
     injected = [(n, m) for n, m in model.network.named_modules() if isinstance(m, InjectedLinear)]
     for name, layer in injected:
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-        plain = plain.to(layer.weight)
+        plain = plain.to(layer.weight).requires_grad_(False)
         plain.weight.copy_(layer.effective_weight())
         if layer.bias is not None:
             plain.bias.copy_(layer.bias)

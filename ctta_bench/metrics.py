@@ -76,9 +76,13 @@ def _domain_metrics(scores: Scores, rows: np.ndarray) -> dict[str, Any]:
         "errors": errors,
         "error": 100 * errors / len(rows),
         "ece": 100 * expected_calibration_error(scores.confidence[rows], correct),
-        "nll": float(scores.nll[rows].astype(np.float64).mean()),
+        "nll": _finite(scores.nll[rows].astype(np.float64).mean()),
         "brier": float(scores.brier[rows].astype(np.float64).mean()),
     }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None  # JSON knows no infinity
 
 
 def expected_calibration_error(

@@ -133,7 +133,9 @@ class SourceModel(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The encoder blocks in order (a ViT's), or [] if the network is not built of blocks."""
+        """The encoder blocks of a transformer or the four stages of a ResNet, in order; else []."""
+        if hasattr(self.network, "layer4"):
+            return [self.network.get_submodule(f"layer{number}") for number in (1, 2, 3, 4)]
         lists = [m for m in self.network.modules() if isinstance(m, nn.Sequential | nn.ModuleList)]
         alike = [
             list(m)
@@ -150,19 +152,21 @@ class SourceModel(nn.Module):
         """Normalisation layers with affine parameters, by their name in the network.
 
         Chosen by type and position, never by name: `skip_last_blocks` leaves out the norms of the
-        last encoder blocks, `skip_final` those outside the blocks.
+        last blocks, `skip_final` those that follow the blocks.
         """
         blocks = self.blocks
         kept_blocks = blocks[: max(0, len(blocks) - skip_last_blocks)]
         kept = {id(m) for b in kept_blocks for m in b.modules()}
         inside = {id(m) for b in blocks for m in b.modules()}
+        behind = False  # whether a norm of the blocks has been met
         found: dict[str, nn.Module] = {}
         for name, module in self.network.named_modules():
             if not isinstance(module, NORMS) or getattr(module, "weight", None) is None:
                 continue
+            behind = behind or id(module) in inside
             if id(module) in inside and id(module) not in kept:
                 continue
-            if blocks and skip_final and id(module) not in inside:
+            if skip_final and behind and id(module) not in inside:
                 continue
             found[name] = module
         return found
@@ -206,8 +210,9 @@ class SourceModel(nn.Module):
 
 def find_classifier(network: nn.Module) -> nn.Linear | None:
     """The linear layer that makes the logits: timm's own answer, else the last one defined."""
-    if hasattr(network, "get_classifier"):
-        classifier = network.get_classifier()
+    get_classifier: Any = getattr(network, "get_classifier", None)
+    if get_classifier is not None:
+        classifier = get_classifier()
         return classifier if isinstance(classifier, nn.Linear) else None
     linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
     return linears[-1] if linears else None

@@ -97,6 +97,11 @@ class Registry:
         importlib.import_module(entry.module)
         return self._modules.module_dict[entry.name]
 
+    def forget(self, module: str) -> None:
+        """Drop the entries of a plug-in whose code failed half-way."""
+        kept = {n: e for n, e in self._plugin_entries.items() if e.module != module}
+        self._plugin_entries = kept
+
     def register_module(self, name: str) -> Callable[[T], T]:
         """Decorator that registers a class or function under `name`, as mmengine's does.
 
@@ -223,6 +228,8 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
+        for registry in (METHODS, BENCHMARKS, MODELS):
+            registry.forget(name)
         raise
     return module
 

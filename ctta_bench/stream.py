@@ -202,14 +202,14 @@ def make_order(sizes: Sequence[int], settings: StreamSettings, seed: int) -> Ord
     """
     segments = []
     for round_number in range(settings.rounds):
-        rows = [
+        parts = [
             np.stack([np.full(n, d), _inside(n, settings.order, (seed, round_number, d))], 1)
             for d, n in enumerate(sizes)
         ]
         if settings.setting == "mixed":
-            everything = np.concatenate(rows)
-            rows = [_rng(seed, round_number, -1).permutation(everything)]
-        segments += [(round_number, r) for r in rows]
+            everything = np.concatenate(parts)
+            parts = [everything[_rng(seed, round_number, -1).permutation(len(everything))]]
+        segments += [(round_number, part) for part in parts]
     cuts, position = [0], 0
     for _, rows in segments:
         cuts += [position + i for i in range(settings.batch_size, len(rows), settings.batch_size)]

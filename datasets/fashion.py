@@ -8,6 +8,7 @@ made once per image, deterministically, into the cache. Images: Zalando SE, MIT 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class FashionSettings(CorruptionSettings):
     """Settings of fashion_c: by default batches of 50 and an order that the seed shuffles."""
 
     batch_size: int = Field(50, ge=1, description="images a batch")
-    order: str = Field("shuffled", pattern="^(file|shuffled)$", description="order in a domain")
+    order: Literal["file", "shuffled"] = Field("shuffled", description="order inside a domain")
 
 
 class CorruptedImages:

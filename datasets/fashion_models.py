@@ -19,9 +19,9 @@ NUM_CLASSES = 10
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
-def pretrained_cfg(file: str) -> dict[str, object]:
-    """What timm keeps about a checkpoint: input size, normalisation, file of the weights."""
-    return {
+def with_cfg(network: Any, file: str) -> nn.Module:
+    """`network` with what timm keeps about a checkpoint: input size, normalisation, file."""
+    network.pretrained_cfg = {
         "file": str(EMBEDDED / file),
         "mean": MEAN,
         "std": STD,
@@ -29,6 +29,7 @@ def pretrained_cfg(file: str) -> dict[str, object]:
         "interpolation": "bilinear",
         "num_classes": NUM_CLASSES,
     }
+    return network
 
 
 class ConvStem(PatchEmbed):
@@ -40,7 +41,7 @@ class ConvStem(PatchEmbed):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         width = self.proj.out_channels
-        self.proj = nn.Sequential(
+        self.proj = nn.Sequential(  # type: ignore[assignment]
             nn.Conv2d(3, width // 2, 3, stride=2, padding=1),
             nn.GELU(),
             nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
@@ -59,8 +60,7 @@ def fashion_vit() -> nn.Module:
         num_classes=NUM_CLASSES,
         embed_layer=ConvStem,
     )
-    network.pretrained_cfg = pretrained_cfg("fashion_vit.safetensors")
-    return network
+    return with_cfg(network, "fashion_vit.safetensors")
 
 
 class FashionCNN(nn.Module):
@@ -91,6 +91,4 @@ class FashionCNN(nn.Module):
 @MODELS.register_module("fashion_cnn")
 def fashion_cnn() -> nn.Module:
     """BatchNorm CNN of six 3x3 convolutions in three stages (0.29 M parameters)."""
-    network = FashionCNN()
-    network.pretrained_cfg = pretrained_cfg("fashion_cnn.safetensors")
-    return network
+    return with_cfg(FashionCNN(), "fashion_cnn.safetensors")

@@ -64,7 +64,7 @@ class ImageFolder(Benchmark):
     name = "image_folder"
 
     @property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override] # elsewhere a constant of the class
         """Number of class folders over all domains."""
         return len(self._classes())
 

@@ -37,11 +37,13 @@ class DecomposedWeight(WeightAdapter):
 
     def __init__(self, weight: Tensor, component: Component, rank: int, paired: bool) -> None:
         super().__init__()
+        self.magnitude: Tensor
+        self.direction: Tensor
         norm = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
         direction = weight / norm.clamp_min(torch.finfo(weight.dtype).tiny)
         self._store("magnitude", norm, learn="magnitude" in component)
         self._store("direction", direction, learn="direction" in component)
-        self.vectors = None
+        self.vectors: nn.Parameter | None = None
         if "orthogonal" in component:
             columns = rank // 2 if paired else rank
             start = torch.empty(weight.shape[1], columns, dtype=weight.dtype, device=weight.device)
@@ -156,7 +158,7 @@ class PAID(Method):
 
     def objective(self, features: Tensor) -> Tensor:
         """The alignment loss of one part of the batch."""
-        single = "nan" if self.hp.faithful else self.hp.single_image
+        single: Any = "nan" if self.hp.faithful else self.hp.single_image
         return alignment_loss(features, self.source, self.hp.std_weight, single=single)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:

@@ -71,12 +71,12 @@ class SAR(Method):
     @torch.no_grad()
     def ascend(self) -> None:
         """θ + ρ g / ‖g‖ over all adapted tensors; keeps θ itself."""
-        parameters = [p for p in self.trainable.values() if p.grad is not None]
-        gradients = [p.grad for p in parameters]
+        moving = [(p, p.grad) for p in self.trainable.values() if p.grad is not None]
+        parameters, gradients = [p.data for p, _ in moving], [g for _, g in moving]
         self.kept = [p.detach().clone() for p in self.trainable.values()]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         scale = self.hp.rho / (norm + 1e-12)
-        torch._foreach_add_(parameters, torch._foreach_mul(gradients, scale))
+        torch._foreach_add_(parameters, list(torch._foreach_mul(gradients, scale)))
 
     @torch.no_grad()
     def restore_weights(self) -> None:

@@ -189,3 +189,14 @@ def test_only_classes_and_functions_under_the_right_decorator_are_entries(tmp_pa
     assert set(found) == {"one", "two"}
     assert found["one"].attributes == {"source_access": "none"}
     assert found["two"].description == "About the file."
+
+
+def test_a_plugin_that_fails_half_way_leaves_no_entry(tmp_path: Path) -> None:
+    file = tmp_path / "half.py"
+    file.write_text(
+        "from ctta_bench.registry import METHODS\n"
+        '@METHODS.register_module("half_done")\nclass A:\n    pass\nraise ValueError("no")\n'
+    )
+    with pytest.raises(ConfigError, match="does not load"):
+        load_plugin(str(file))
+    assert "half_done" not in METHODS.names()

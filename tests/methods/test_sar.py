@@ -247,3 +247,13 @@ def test_a_norm_layer_without_gradient_does_no_harm() -> None:
     before = tensors(method.model)
     method(pictures(8))
     assert changed(before, method.model) == {"network.used.weight", "network.used.bias"}
+
+
+def test_the_last_stage_of_a_resnet_is_left_out_and_its_stem_is_not() -> None:
+
+    network = timm.create_model("resnet10t", pretrained=False, num_classes=10)
+    adapted = set(METHODS.get("sar")(SourceModel(network)).trainable)
+    assert adapted
+    assert not any(name.startswith("layer4") for name in adapted)
+    assert any(name.startswith("layer3") for name in adapted)
+    assert any(not name.startswith("layer") for name in adapted)
