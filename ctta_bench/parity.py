@@ -1,0 +1,194 @@
+"""Golden figures of official implementations against ours.
+
+A folder of cases holds `cases/NAME.json` and `.safetensors`, two small models and one stream; its
+format is described in tests/parity/README.md. Further folders come from the environment variable
+CTTA_BENCH_PARITY, separated as in PATH.
+"""
+
+import importlib
+import json
+import math
+import os
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ctta_bench.errors import DataError
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel
+from ctta_bench.registry import METHODS
+
+ENVIRONMENT = "CTTA_BENCH_PARITY"
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """One golden case and the folder whose models and stream it uses."""
+
+    name: str
+    folder: Path
+
+    def read(self) -> dict[str, Any]:
+        """The description of the case."""
+        text = (self.folder / "cases" / f"{self.name}.json").read_text(encoding="utf-8")
+        case: dict[str, Any] = json.loads(text)
+        return case
+
+    def recorded(self) -> dict[str, Tensor]:
+        """The recorded tensors of the case."""
+        return load_file(self.folder / "cases" / f"{self.name}.safetensors")
+
+
+def collect(folders: Iterable[Path]) -> dict[str, CaseFile]:
+    """All cases by name, of `folders` and of those in CTTA_BENCH_PARITY."""
+    extra = [Path(p) for p in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if p]
+    found = {}
+    for folder in [*folders, *extra]:
+        if not (folder / "cases").is_dir():
+            raise DataError(f"{folder}: holds no folder `cases` of golden cases.")
+        for file in sorted((folder / "cases").glob("*.json")):
+            found[file.stem] = CaseFile(file.stem, folder)
+    return found
+
+
+def translations() -> list[Any]:
+    """All translations in `ctta_bench.methods.official`."""
+    package = importlib.import_module("ctta_bench.methods.official")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    return [t for module in modules for t in module.TRANSLATIONS]
+
+
+def translate(case: dict[str, Any]) -> Any | None:
+    """The translation that serves `case`, or None if no method of ours does."""
+    return next((t for t in translations() if t.matches(case)), None)
+
+
+def tiny_vit() -> nn.Module:
+    """The cases' ViT: width 48, depth 4, patch 8, 32-pixel images, 10 classes."""
+    return VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=4, num_classes=10
+    )
+
+
+class TinyCNN(nn.Module):
+    """The cases' BatchNorm network: three strided convolutions, pooling, one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, (before, after) in enumerate(((3, 16), (16, 32), (32, 48)), start=1):
+            convolution = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+            block = nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU())
+            self.add_module(f"block{number}", block)
+        self.fc = nn.Linear(48, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] to logits [n, 10]."""
+        features = self.block3(self.block2(self.block1(images)))
+        return self.fc(nn.functional.adaptive_avg_pool2d(features, 1).flatten(1))
+
+
+class CaseSource:
+    """The stream's 64 source images in batches of 16, in order, as `prepare` may read them."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batches(self, batch_size: int = 16) -> list[Tensor]:
+        """Images [16, 3, 32, 32] in [0, 1]."""
+        return list(self._images.split(16))
+
+    def labelled_batches(self, batch_size: int = 16) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels int64 [16]."""
+        return list(zip(self._images.split(16), self._labels.split(16), strict=True))
+
+
+@dataclass
+class Play:
+    """A case played through our method."""
+
+    case: dict[str, Any]
+    recorded: dict[str, Tensor]
+    method: Method
+    logits: list[Tensor]
+    tensors: dict[str, Tensor]
+    after_batch: list[dict[str, Any]] = field(default_factory=list)
+
+
+def play(file: CaseFile, dtype: torch.dtype) -> Play:
+    """Feed a case's stream to our method, built from its source, function and hyper-parameters."""
+    case, recorded = file.read(), file.recorded()
+    translation = translate(case)
+    assert translation is not None, f"{file.name}: no method of ours serves it"
+    network = {"tiny_vit": tiny_vit, "tiny_cnn": TinyCNN}[case["model"]]()
+    network.load_state_dict(load_file(file.folder / "model" / f"{case['model']}.safetensors"))
+    stream = load_file(file.folder / "stream" / "stream.safetensors")
+    source = CaseSource(stream["source_images"].to(dtype) / 255, stream["source_labels"].long())
+    entry = METHODS.get(translation.method)
+    method: Method = entry(
+        SourceModel(network).to(dtype),
+        entry.Hyperparameters(**translation.hyperparameters(case)),
+        precision="float64" if dtype == torch.float64 else "float32",
+    )
+    method.start(source if method.source_access != "none" else None)
+    translation.lay_start(method, case, recorded)
+    played = Play(case, recorded, method, [], {})
+    for number in range(sum(key.startswith("logits_") for key in recorded)):
+        played.logits.append(method(stream[f"images_{number}"].to(dtype) / 255))
+        played.after_batch.append(dict(method.counters))
+    played.tensors = translation.tensors(method)
+    return played
+
+
+def largest_difference(played: Play, prefix: str) -> float:
+    """Largest difference of any scored logit from those recorded under `prefix`; nan is inf."""
+    differences = [
+        float((ours - played.recorded[f"{prefix}{number}"]).abs().max())
+        for number, ours in enumerate(played.logits)
+    ]
+    return max((d if math.isfinite(d) else math.inf for d in differences), default=math.inf)
+
+
+def tensor_mismatches(played: Play) -> list[str]:
+    """What of the adapted tensors at the end differs from the recorded figures, a phrase each."""
+    found = []
+    for name, facts in played.case["final"].get("student", {}).items():
+        ours, tolerance = played.tensors.get(name), facts["tolerance"]
+        if ours is None or list(ours.shape) != facts["shape"]:
+            found.append(f"{name}: missing or of another shape")
+            continue
+        size = ours.numel()
+        figures = [
+            ("sum", float(ours.sum()), facts["sum"], tolerance * size),
+            ("norm", float(ours.norm()), facts["l2"], tolerance * size**0.5),
+        ]
+        first = facts.get("first8", [])
+        figures += [
+            (f"value {i}", float(v), first[i], tolerance)
+            for i, v in enumerate(ours.flatten()[: len(first)])
+        ]
+        whole = played.recorded.get(f"final/student/{name}")
+        if whole is not None:
+            # As one figure: the largest deviation of any entry; equal NaNs are equal.
+            both = torch.isnan(whole) & torch.isnan(ours)
+            worst = torch.where(both, 0.0, (ours - whole).abs()).max()
+            figures.append(("entries", float(worst), 0.0, tolerance))
+        found += [f"{name}: {what}" for what, *values in figures if not _close(*values)]
+    return found
+
+
+def _close(ours: float, theirs: Any, tolerance: float) -> bool:
+    expected = math.nan if theirs == "nan" else float(theirs)
+    if math.isnan(expected):
+        return math.isnan(ours)
+    return abs(ours - expected) <= tolerance

@@ -1,0 +1,63 @@
+"""How the settings of official codes translate into ours, one file a method.
+
+A golden case (tests/parity) names its source repository and function; the first translation that
+matches both turns it into one of our methods. Cases are never told apart by their names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ctta_bench.method import Method
+
+Case = dict[str, Any]
+Recorded = dict[str, Tensor]
+
+
+def nothing_to_lay(method: Method, case: Case, recorded: Recorded) -> None:
+    """The method starts as it is built."""
+
+
+def same_names(method: Method) -> dict[str, Tensor]:
+    """Adapted tensors under their own names."""
+    return {name: tensor.detach() for name, tensor in method.trainable.items()}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One official implementation of one of our methods.
+
+    `words` are found in the case's `function`. `hyperparameters` reads the case. `lay_start` puts
+    recorded random values (start weights, augmentation, restore rows) into a started method.
+    `tensors` gives the adapted tensors by the official names. `run_function` computes the outputs
+    of a case of kind "function" from its inputs.
+    """
+
+    repository: str
+    words: str
+    method: str
+    hyperparameters: Callable[[Case], dict[str, Any]]
+    lay_start: Callable[[Method, Case, Recorded], None] = nothing_to_lay
+    tensors: Callable[[Method], dict[str, Tensor]] = same_names
+    run_function: Callable[[Case, Recorded], dict[str, Tensor]] | None = None
+
+    def matches(self, case: Case) -> bool:
+        """Whether `case` comes from this implementation."""
+        return case["source"] == self.repository and self.words in case["function"]
+
+
+def optimizer(settings: dict[str, Any]) -> dict[str, Any]:
+    """Our names for a recorded optimiser."""
+    values = {k: v for k, v in settings.items() if k != "name"}
+    return values | {"optimizer": settings["name"].lower()}
+
+
+def mario_optimizer(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Our names for the optimiser keys of mariodoebler/test-time-adaptation."""
+    return {
+        "optimizer": cfg["OPTIM.METHOD"].lower(),
+        "lr": cfg["OPTIM.LR"],
+        "nesterov": cfg.get("OPTIM.NESTEROV", False),
+    }
