@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from ctta_bench.checkpoint import Progress
 from ctta_bench.config import preset_values, validate
 from ctta_bench.engine import (
-    Progress,
     make_result,
     play,
     source_accuracy,
     source_data,
-    usable_cores,
 )
+from ctta_bench.environment import usable_cores
 from ctta_bench.errors import DataError
 from ctta_bench.loggers import Logger
 from ctta_bench.method import Method, Precision

@@ -121,7 +121,8 @@ def list_entries(
     as_json = _check_format(format)
     _load_plugins(plugin)
     if what == "experiments":
-        from ctta_bench.config import experiment_files, read_yaml
+        from ctta_bench.config import read_yaml
+        from ctta_bench.experiment import experiment_files
 
         found = {n: read_yaml(f).get("title", "") for n, f in experiment_files().items()}
         rows = [{"name": n, "description": t} for n, t in found.items()]
@@ -205,7 +206,8 @@ def run(
     cell = resolve(validate(CellRequest, values, "run"))
     folder = RunFolder(out / cell.id)
     from ctta_bench.console import result_table
-    from ctta_bench.engine import default_device, run_cell
+    from ctta_bench.engine import run_cell
+    from ctta_bench.environment import default_device
 
     was_done = folder.is_done and not force
     result = run_cell(
@@ -258,8 +260,9 @@ def grid(
 
     Example: `ctta-bench grid quickstart --seeds 0,1,2`
     """
-    from ctta_bench.config import expand, load_experiment, parse_assignments
+    from ctta_bench.config import parse_assignments
     from ctta_bench.console import count_lines
+    from ctta_bench.experiment import expand, load_experiment
     from ctta_bench.record import check_writable
 
     if executor not in ("local", "debug"):
@@ -280,7 +283,7 @@ def grid(
         for cell in cells:
             typer.echo(cell.id)
         return
-    from ctta_bench.engine import default_device
+    from ctta_bench.environment import default_device
     from ctta_bench.launch import run_grid
 
     console = Console(stderr=True, quiet=quiet)

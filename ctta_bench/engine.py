@@ -5,68 +5,26 @@ labels to the metrics, and nothing else to either.
 """
 
 import contextlib
-import io
-import os
-import platform
-import resource
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
-from pathlib import Path
-from pickle import UnpicklingError
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from timm.layers import use_fused_attn
 
-from ctta_bench import __version__
+from ctta_bench.checkpoint import DeferredInterrupt, Pace, Progress, resume, save_checkpoint
 from ctta_bench.config import Cell
+from ctta_bench.environment import environment, peak_memory_mb, usable_cores
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.method import Method
-from ctta_bench.metrics import FIELDS, Scores, score_batch, summarise
+from ctta_bench.metrics import FIELDS, score_batch, summarise
 from ctta_bench.model import SourceModel, load_source_model
-from ctta_bench.record import (
-    SCHEMA_VERSION,
-    RunFolder,
-    atomic,
-    check_writable,
-    timestamp,
-    write_json,
-    write_yaml,
-)
-from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
-from ctta_bench.stream import (
-    Batch,
-    Benchmark,
-    SourceData,
-    Stream,
-    as_input,
-    batch_domains,
-)
+from ctta_bench.record import SCHEMA_VERSION, RunFolder, check_writable, write_json, write_yaml
+from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.stream import Batch, Benchmark, SourceData, Stream, as_input, batch_domains
 
 CHECKED_SOURCE_IMAGES = 256
-# What reading a cut-off or overwritten checkpoint can raise.
-_DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
-
-
-@dataclass
-class Progress:
-    """What has been scored so far: per-image arrays, batch lines, and the time spent."""
-
-    arrays: list[dict[str, np.ndarray]] = field(default_factory=list)
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def scores(self) -> Scores:
-        """All per-image arrays joined."""
-        return Scores(**{k: np.concatenate([a[k] for a in self.arrays]) for k in FIELDS})
 
 
 def play(
@@ -254,49 +212,6 @@ def run_cell(
             raise
 
 
-class DeferredInterrupt:
-    """Ctrl-C and SIGTERM wait for the end of the batch, so that a checkpoint is of whole batches.
-
-    A second one is heeded at once, without a checkpoint. Outside the main thread signals are left
-    as they are.
-    """
-
-    def __enter__(self) -> "DeferredInterrupt":
-        self.asked = False
-        self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-@dataclass
-class Pace:
-    """When the next checkpoint is due."""
-
-    seconds: float
-    batches: int | None
-    last: float = field(default_factory=time.monotonic)
-
-    def due(self, batches: int) -> bool:
-        """Whether to write one now, `batches` batches into the stream."""
-        if self.batches is not None:
-            return batches % self.batches == 0
-        if time.monotonic() - self.last < self.seconds:
-            return False
-        self.last = time.monotonic()
-        return True
-
-
 def _run(
     cell: Cell,
     folder: RunFolder,
@@ -369,127 +284,7 @@ def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress
             "backward_per_image": method.passes.backward_images / images,
             "seconds": progress.seconds,
             "images_per_second": images / progress.seconds,
-            "peak_memory_mb": _peak_memory_mb(method.device),
+            "peak_memory_mb": peak_memory_mb(method.device),
         },
         "order_sha256": stream.order.sha256(),
     }
-
-
-def _peak_memory_mb(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-# -- checkpoints
-
-
-def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
-    """Write state.pt; the one before is kept as state.previous.pt."""
-    if not progress.lines:
-        return
-    content = {
-        "method": method.state_dict(),
-        "arrays": {k: torch.from_numpy(getattr(progress.scores(), k)) for k in FIELDS},
-        "lines": progress.lines,
-        "seconds": progress.seconds,
-    }
-    newest = folder.file("state.pt")
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    with atomic(newest) as temporary:
-        temporary.write_bytes(buffer.getbuffer())
-        if newest.exists():
-            newest.replace(folder.file("state.previous.pt"))
-
-
-def resume(
-    folder: RunFolder, method: Method, stream: Stream, loggers: Iterable[Logger] = ()
-) -> Progress:
-    """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
-
-    Says what it found. With no checkpoint the stream begins anew.
-    """
-    for name in ("state.pt", "state.previous.pt"):
-        file = folder.file(name)
-        if not file.exists():
-            continue
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-            progress = Progress(
-                [{k: v.numpy() for k, v in content["arrays"].items()}],
-                content["lines"],
-                content["seconds"],
-            )
-            saved = content["method"]
-        except _DAMAGE as error:
-            _say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
-            continue
-        method.load_state_dict(saved)
-        _say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
-        return progress
-    lines = folder.file("batches.jsonl")
-    if lines.exists() and lines.stat().st_size:
-        _say(folder, loggers, "no whole checkpoint: the stream begins anew")
-    return Progress()
-
-
-def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
-    folder.append_log(message)
-    for logger in loggers:
-        logger.say(f"{folder.path.name}: {message}")
-
-
-# -- environment
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on beside its configuration: versions, device, threads, kernels."""
-    packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless")
-    return {
-        "time": timestamp(),
-        "ctta_bench": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,  # with the build, which the package's metadata lack
-        **{name: _version(name) for name in packages},
-        "commit": _commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "attention": "fused" if use_fused_attn() else "plain",
-        "plugins": sorted(loaded_plugins()),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the suite if it runs from a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    call = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-def default_device() -> str:
-    """The first accelerator, else the CPU."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,6 +7,7 @@ randomness, autocast, counting of passes, and window mode for single-sample stre
 """
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
@@ -179,6 +180,13 @@ class Method:
         for parameter in parameters.values():
             parameter.requires_grad_(True)
 
+    def frozen_copy(self) -> SourceModel:
+        """A copy of the model as it is now, without gradients: a teacher, or an anchor that stays.
+
+        Its passes are counted with the model's.
+        """
+        return copy.deepcopy(self.model).requires_grad_(False)
+
     def build_optimizer(
         self, parameters: Iterable[nn.Parameter] | None = None
     ) -> torch.optim.Optimizer:
@@ -230,6 +238,13 @@ class Method:
         """Drop all gathered gradients."""
         for parameter in self.trainable.values():
             parameter.grad = None
+
+    def gradient_norm(self) -> Tensor:
+        """Euclidean norm of all gathered gradients together, a scalar; 0 if there are none."""
+        gradients = [p.grad for p in self.trainable.values() if p.grad is not None]
+        if not gradients:
+            return torch.zeros((), device=self.device)
+        return torch.stack(torch._foreach_norm(gradients)).norm() / self._scaler.get_scale()
 
     def _gradients_are_finite(self) -> bool:
         gradients = [p.grad for p in self.trainable.values() if p.grad is not None]
@@ -296,6 +311,34 @@ def softmax_entropy(logits: Tensor) -> Tensor:
     """Shannon entropy [n] in nats of the softmax of logits [n, classes], in float32 or better."""
     log_p = logits.log_softmax(-1, dtype=_at_least_float32(logits))
     return -(log_p.exp() * log_p).sum(-1)
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy [n] in nats of softmax(logits) against softmax(target), both [n, classes].
+
+    In float32 or better; the gradient goes to both.
+    """
+    log_p = logits.log_softmax(-1, dtype=_at_least_float32(logits))
+    return -(target.softmax(-1, dtype=_at_least_float32(target)) * log_p).sum(-1)
+
+
+@torch.no_grad()
+def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
+    """θ' ← α θ' + (1 - α) θ with α = `momentum`, in place, over floating tensors in like order."""
+    torch._foreach_lerp_(list(teacher), list(student), 1 - momentum)
+
+
+@torch.no_grad()
+def stochastic_restore(
+    parameters: Iterable[Tensor], source: Iterable[Tensor], probability: float
+) -> None:
+    """Set each scalar of `parameters` back to its value in `source` with `probability`, in place.
+
+    One independent draw a scalar, on the device of its tensor.
+    """
+    for parameter, value in zip(parameters, source, strict=True):
+        chosen = torch.empty_like(parameter, dtype=torch.bool).bernoulli_(probability)
+        parameter.copy_(torch.where(chosen, value, parameter))
 
 
 def _at_least_float32(values: Tensor) -> torch.dtype:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ctta_bench.api import load_benchmark, load_method, load_model
-from ctta_bench.engine import Progress, play
+from ctta_bench.checkpoint import Progress
+from ctta_bench.engine import play
 from ctta_bench.method import softmax_entropy
 from ctta_bench.stream import Stream, batch_domains
 

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctta_bench import config
 from ctta_bench.config import (
     CellRequest,
-    expand,
-    load_experiment,
     merge,
     parse_assignments,
     preset_values,
@@ -19,6 +17,7 @@ from ctta_bench.config import (
     route_overrides,
 )
 from ctta_bench.errors import ConfigError
+from ctta_bench.experiment import expand, load_experiment
 
 pytestmark = pytest.mark.usefixtures("toy")
 

@@ -16,8 +16,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from ctta_bench.checkpoint import resume
 from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import resume, run_cell
+from ctta_bench.engine import run_cell
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.loggers import Logger
 from ctta_bench.method import Method

@@ -12,8 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ctta_bench.errors import ConfigError, DataError, MethodError
-from ctta_bench.model import Preprocessing, SourceModel, load_source_model, load_weights
+from ctta_bench.model import Preprocessing, SourceModel, load_source_model
 from ctta_bench.registry import MODELS
+from ctta_bench.weights import load_weights
 from tests.methods import pictures, toy
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

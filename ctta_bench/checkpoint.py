@@ -1,0 +1,134 @@
+"""Checkpoints of a running cell: when they are due, what they hold, how a run goes on."""
+
+import io
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+
+from ctta_bench.loggers import Logger
+from ctta_bench.method import Method
+from ctta_bench.metrics import FIELDS, Scores
+from ctta_bench.record import RunFolder, atomic
+from ctta_bench.stream import Stream
+
+# What reading a cut-off or overwritten checkpoint can raise.
+_DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
+
+
+@dataclass
+class Progress:
+    """What has been scored so far: per-image arrays, batch lines, and the time spent."""
+
+    arrays: list[dict[str, np.ndarray]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def scores(self) -> Scores:
+        """All per-image arrays joined."""
+        return Scores(**{k: np.concatenate([a[k] for a in self.arrays]) for k in FIELDS})
+
+
+class DeferredInterrupt:
+    """Ctrl-C and SIGTERM wait for the end of the batch, so that a checkpoint is of whole batches.
+
+    A second one is heeded at once, without a checkpoint. Outside the main thread signals are left
+    as they are.
+    """
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self.asked = False
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Pace:
+    """When the next checkpoint is due."""
+
+    seconds: float
+    batches: int | None
+    last: float = field(default_factory=time.monotonic)
+
+    def due(self, batches: int) -> bool:
+        """Whether to write one now, `batches` batches into the stream."""
+        if self.batches is not None:
+            return batches % self.batches == 0
+        if time.monotonic() - self.last < self.seconds:
+            return False
+        self.last = time.monotonic()
+        return True
+
+
+def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
+    """Write state.pt; the one before is kept as state.previous.pt."""
+    if not progress.lines:
+        return
+    content = {
+        "method": method.state_dict(),
+        "arrays": {k: torch.from_numpy(getattr(progress.scores(), k)) for k in FIELDS},
+        "lines": progress.lines,
+        "seconds": progress.seconds,
+    }
+    newest = folder.file("state.pt")
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with atomic(newest) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+        if newest.exists():
+            newest.replace(folder.file("state.previous.pt"))
+
+
+def resume(
+    folder: RunFolder, method: Method, stream: Stream, loggers: Iterable[Logger] = ()
+) -> Progress:
+    """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
+
+    Says what it found. With no checkpoint the stream begins anew.
+    """
+    for name in ("state.pt", "state.previous.pt"):
+        file = folder.file(name)
+        if not file.exists():
+            continue
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            progress = Progress(
+                [{k: v.numpy() for k, v in content["arrays"].items()}],
+                content["lines"],
+                content["seconds"],
+            )
+            saved = content["method"]
+        except _DAMAGE as error:
+            _say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
+            continue
+        method.load_state_dict(saved)
+        _say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
+        return progress
+    lines = folder.file("batches.jsonl")
+    if lines.exists() and lines.stat().st_size:
+        _say(folder, loggers, "no whole checkpoint: the stream begins anew")
+    return Progress()
+
+
+def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
+    folder.append_log(message)
+    for logger in loggers:
+        logger.say(f"{folder.path.name}: {message}")
