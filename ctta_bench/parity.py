@@ -91,8 +91,9 @@ class TinyCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] to logits [n, 10]."""
-        features = self.block3(self.block2(self.block1(images)))
-        return self.fc(nn.functional.adaptive_avg_pool2d(features, 1).flatten(1))
+        for number in (1, 2, 3):
+            images = self.get_submodule(f"block{number}")(images)
+        return self.fc(nn.functional.adaptive_avg_pool2d(images, 1).flatten(1))
 
 
 class CaseSource:
