@@ -1,15 +1,21 @@
-"""Source feature statistics and the alignment loss of PAID (and of its LoRA and DoRA controls)."""
+"""Alignment of features with the source's: statistics, loss, and the method that steps along it.
+
+PAID and its controls LoRA and DoRA are the same method with another weight adapter, so that a
+comparison of them changes one thing.
+"""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, DataError, MethodError
-from ctta_bench.method import softmax_entropy
+from ctta_bench.injection import WeightAdapter, bypassed, inject
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.model import SourceModel
 
 
@@ -88,3 +94,80 @@ def alignment_loss(
         return mean_term
     std = features.std(0) if len(features) > 1 else features[0] * torch.nan
     return mean_term + std_weight * torch.linalg.vector_norm(std - source.std)
+
+
+class AlignmentHyperparameters(OptimizerHyperparameters):
+    """What PAID, LoRA and DoRA share."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="update rule")
+    lr: float = Field(2e-4, ge=0, description="learning rate of the adapters")
+    std_weight: float = Field(1.0, ge=0, description="λ of the deviation term")
+    layers: str = Field("qkvom", pattern="^[qkvom]+$", description="roles of adapted layers")
+    skip_last_blocks: int = Field(0, ge=0, description="last blocks left out")
+    source_samples: int = Field(500, ge=2, description="source images for the statistics")
+    entropy_filter: bool = Field(False, description="only those of entropy < ln(C)/2 - 1")
+    chunks: int = Field(1, ge=1, description="parts of a batch, each with own statistics")
+    single_image: Literal["skip", "error"] = Field(
+        "skip", description="the deviation term of one image"
+    )
+    faithful: bool = Field(False, description="reproduce the faults of PAID's official code")
+
+    @field_validator("layers")
+    @classmethod
+    def _each_role_once(cls, roles: str) -> str:
+        if len(set(roles)) != len(roles):
+            raise ValueError("names a role twice")
+        return roles
+
+
+class AlignmentMethod(Method):
+    """Adapts linear layers by aligning the batch's features with the source's, a step a batch."""
+
+    source_access = "unlabelled"
+
+    class Hyperparameters(AlignmentHyperparameters):
+        """Hyper-parameters of the alignment."""
+
+    def adapter(self, weight: Tensor) -> WeightAdapter:
+        """The adapter of a frozen weight [out, in]; each method's own."""
+        raise MethodError(f"{type(self).__name__} defines no adapter(weight).")
+
+    def setup(self) -> None:
+        """Swap adapters into the selected layers; only they learn."""
+        hp = self.hp
+        self.adapt_only(
+            inject(self.model, hp.layers, self.adapter, skip_last_blocks=hp.skip_last_blocks)
+        )
+        self.optimizer = self.build_optimizer()
+
+    def prepare(self, source: Any) -> None:
+        """Feature statistics of the source weights on source images."""
+        limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
+        with bypassed(self.model):
+            self.source = source_statistics(
+                self.model,
+                source.batches(),
+                samples=self.hp.source_samples,
+                entropy_limit=limit,
+            )
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step towards the source statistics; returns the logits from before it."""
+        parts = images.chunk(self.hp.chunks)
+        divisor = self.hp.chunks if self.hp.faithful else len(parts)
+        scored, finite = [], True
+        for part in parts:
+            features = self.model.features(part)
+            with torch.no_grad():
+                scored.append(self.model.head(features))
+            finite = finite and self.backward(
+                self.objective(features) / divisor, guard=not self.hp.faithful
+            )
+        if finite:
+            self.optimizer_step(guard=not self.hp.faithful)
+        return torch.cat(scored)
+
+    def objective(self, features: Tensor) -> Tensor:
+        """The alignment loss of one part of the batch."""
+        single: Any = "nan" if self.hp.faithful else self.hp.single_image
+        return alignment_loss(features, self.source, self.hp.std_weight, single=single)

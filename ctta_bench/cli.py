@@ -376,6 +376,41 @@ def report(
     typer.echo(f"page: {files.page.resolve()}")
 
 
+@app.command()
+@kind
+def check(
+    method: Annotated[str | None, typer.Argument(help="A method, or --all.")] = None,
+    all_methods: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Hold a method against what every method owes, on a tiny model, in seconds.
+
+    Example: `ctta-bench check confident --plugin my_method.py`
+    """
+    as_json = _check_format(format)
+    _load_plugins(plugin)
+    if (method is None) != all_methods:
+        raise ConfigError("check: name one method, or give --all.")
+    names = registry.METHODS.names() if all_methods else [registry.METHODS.find(method or "").name]
+    from dataclasses import asdict
+
+    from ctta_bench.testing import check_method
+
+    outcomes = [outcome for name in names for outcome in check_method(name)]
+    if as_json:
+        _print_json([asdict(outcome) for outcome in outcomes])
+    else:
+        from ctta_bench.console import plain_table
+
+        rows = [[o.method, o.check.replace("_", " "), o.state, o.detail] for o in outcomes]
+        _out().print(plain_table(["method", "check", "state", "detail"], rows))
+    failed = sum(not outcome.passed for outcome in outcomes)
+    if failed:
+        _errors().print(f"{failed} of {len(outcomes)} checks failed", highlight=False)
+        raise typer.Exit(1)
+
+
 @data_app.command("check")
 @kind
 def data_check(

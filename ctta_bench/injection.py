@@ -46,6 +46,25 @@ class WeightAdapter(nn.Module):
         raise MethodError(f"{type(self).__name__} computes no weight.")
 
 
+class LowRankWeight(WeightAdapter):
+    """W + s B A (LoRA): A [rank, in] starts as a linear layer does, B [out, rank] at zero."""
+
+    def __init__(self, weight: Tensor, rank: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.register_buffer("weight", weight, persistent=False)
+        self.scale = scale
+        self.down = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
+        self.up = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)
+
+    def forward(self) -> Tensor:
+        """The effective weight [out, in]: at the start W to the bit."""
+        # In full precision: the product is small, and what is merged must be what was computed.
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self.weight + self.scale * (self.up @ self.down)
+
+
 class InjectedLinear(nn.Module):
     """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product."""
 

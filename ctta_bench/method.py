@@ -58,6 +58,12 @@ class Method:
     """What `prepare` may read of the source data."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
+    passes_per_image: ClassVar[tuple[float, float] | None] = None
+    """Forward and backward passes an image of the stream costs, with the defaults."""
+    checked_with: ClassVar[dict[str, Any]] = {}
+    """Hyper-parameters under which the checks of `ctta_bench.testing` see every part at work."""
+    exempt: ClassVar[dict[str, str]] = {}
+    """Checks of `ctta_bench.testing` that the method cannot satisfy, and why."""
 
     hp: Any
     optimizer: torch.optim.Optimizer

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from ctta_bench.alignment import alignment_loss, filter_limit, source_statistics
-from ctta_bench.injection import WeightAdapter, bypassed, inject
-from ctta_bench.method import Method, OptimizerHyperparameters
+from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
+from ctta_bench.injection import WeightAdapter
 from ctta_bench.registry import METHODS
 
 Component = Literal[
@@ -79,87 +78,30 @@ def rotate(direction: Tensor, vectors: Tensor) -> Tensor:
 
 
 @METHODS.register_module("paid")
-class PAID(Method):
+class PAID(AlignmentMethod):
     """Alignment of features by scaling neurons and rotating them together."""
 
     paper = "https://neurips.cc/virtual/2025 (PAID)"
     checked_against = "official code"
+    passes_per_image = (1, 1)
     source_access = "unlabelled"
 
-    class Hyperparameters(OptimizerHyperparameters):
-        """Hyper-parameters of PAID."""
+    class Hyperparameters(AlignmentHyperparameters):
+        """Hyper-parameters of PAID; `lr` is that of m and U."""
 
-        optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="update rule")
-        lr: float = Field(2e-4, ge=0, description="learning rate of m and U")
         rank: int = Field(12, ge=1, description="r, number of reflections")
-        std_weight: float = Field(1.0, ge=0, description="λ of the deviation term")
         component: Component = Field("magnitude_orthogonal", description="what learns")
-        layers: str = Field("qkvom", pattern="^[qkvom]+$", description="roles of adapted layers")
-        skip_last_blocks: int = Field(0, ge=0, description="last blocks left out")
         paired_init: bool = Field(True, description="equal pairs of columns: start at identity")
-        source_samples: int = Field(500, ge=2, description="source images for the statistics")
-        entropy_filter: bool = Field(False, description="only those of entropy < ln(C)/2 - 1")
-        chunks: int = Field(1, ge=1, description="parts of a batch, each with own statistics")
-        single_image: Literal["skip", "error"] = Field(
-            "skip", description="the deviation term of one image"
-        )
-        faithful: bool = Field(False, description="reproduce the faults of the official code")
-
-        @field_validator("layers")
-        @classmethod
-        def _each_role_once(cls, roles: str) -> str:
-            if len(set(roles)) != len(roles):
-                raise ValueError("names a role twice")
-            return roles
 
         def model_post_init(self, _: Any) -> None:
             """An odd number of columns cannot be made of equal pairs."""
             if self.paired_init and self.rank % 2 and "orthogonal" in self.component:
                 raise ValueError(f"rank must be even with paired_init, not {self.rank}")
 
-    def setup(self) -> None:
-        """Decompose the selected layers; m, U or V learn as the component says."""
+    def adapter(self, weight: Tensor) -> DecomposedWeight:
+        """Decompose a weight; m, U or V learn as the component says."""
         hp = self.hp
-        parameters = inject(
-            self.model,
-            hp.layers,
-            lambda weight: DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init),
-            skip_last_blocks=hp.skip_last_blocks,
-        )
-        self.adapt_only(parameters)
-        self.optimizer = self.build_optimizer()
-
-    def prepare(self, source: Any) -> None:
-        """Feature statistics of the source weights on source images."""
-        limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
-        with bypassed(self.model):
-            self.source = source_statistics(
-                self.model,
-                source.batches(),
-                samples=self.hp.source_samples,
-                entropy_limit=limit,
-            )
-
-    def adapt(self, images: Tensor) -> Tensor:
-        """One step towards the source statistics; returns the logits from before it."""
-        parts = images.chunk(self.hp.chunks)
-        divisor = self.hp.chunks if self.hp.faithful else len(parts)
-        scored, finite = [], True
-        for part in parts:
-            features = self.model.features(part)
-            with torch.no_grad():
-                scored.append(self.model.head(features))
-            finite = finite and self.backward(
-                self.objective(features) / divisor, guard=not self.hp.faithful
-            )
-        if finite:
-            self.optimizer_step(guard=not self.hp.faithful)
-        return torch.cat(scored)
-
-    def objective(self, features: Tensor) -> Tensor:
-        """The alignment loss of one part of the batch."""
-        single: Any = "nan" if self.hp.faithful else self.hp.single_image
-        return alignment_loss(features, self.source, self.hp.std_weight, single=single)
+        return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:
         """The decomposed weights by name, for the analysis of their geometry."""

@@ -18,6 +18,7 @@ class PseudoLabel(Method):
 
     paper = "Lee, ICML 2013 workshop on challenges in representation learning"
     checked_against = "the formula alone"
+    passes_per_image = (1, 1)
 
     class Hyperparameters(OptimizerHyperparameters):
         """Hyper-parameters of Pseudo-label."""

@@ -24,6 +24,8 @@ class SAR(Method):
 
     paper = "https://arxiv.org/abs/2302.12400"
     checked_against = "official code"
+    passes_per_image = (2, 2)
+    checked_with = {"margin": 10.0}  # every image is reliable
 
     class Hyperparameters(OptimizerHyperparameters):
         """Hyper-parameters of SAR."""

@@ -11,6 +11,9 @@ from ctta_bench.registry import METHODS
 class Source(Method):
     """The unadapted source model in evaluation mode."""
 
+    checked_against = "the model itself"
+    passes_per_image = (1, 0)
+
     def adapt(self, images: Tensor) -> Tensor:
         """Logits of the frozen model; nothing is updated."""
         with torch.no_grad():

@@ -18,6 +18,7 @@ class Tent(Method):
 
     paper = "https://arxiv.org/abs/2006.10726"
     checked_against = "official code"
+    passes_per_image = (1, 1)
 
     class Hyperparameters(OptimizerHyperparameters):
         """Hyper-parameters of TENT."""

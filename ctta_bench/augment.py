@@ -1,0 +1,137 @@
+"""Random views of a batch: the augmentation of CoTTA, which RoTTA, ViDA and Continual-MAE share.
+
+Colours in random order, a small affine map with replicated edges, blur, flip and noise, on images
+in [0, 1]. One draw holds for a whole batch, as in the official codes; only the noise is per image.
+Draws come from torch's global streams, which the base of all methods makes private.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, interpolate
+from torchvision.transforms.v2 import functional as colour
+
+TAPS = 5  # of the blur
+NOISE = 0.005
+# Ranges of uniform draws.
+BRIGHTNESS, CONTRAST, SATURATION = (0.6, 1.4), (0.7, 1.3), (0.5, 1.5)
+HUE, GAMMA = (-0.06, 0.06), (0.7, 1.3)
+ANGLE, SCALE, SIGMA = (-15.0, 15.0), (0.9, 1.1), (0.001, 0.5)
+SHIFT = 1 / 8  # of the side; 1/16 of the padded image, which is twice as large
+
+
+@dataclass(frozen=True)
+class View:
+    """One draw: angle in degrees, shift (x, y) in whole pixels, sigma of the blur in pixels."""
+
+    order: tuple[int, ...]
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    gamma: float
+    angle: float
+    shift: tuple[int, int]
+    scale: float
+    sigma: float
+    flipped: bool
+
+
+def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """One view of images [n, 3, H, W] in [0, 1], the same for all but for the noise; in [0, 1].
+
+    `size` (H, W), if given, is what the images are resized to first: the network's input size, at
+    which the official codes augment.
+    """
+    if size is not None and tuple(images.shape[-2:]) != size:
+        images = interpolate(images, size=size, mode="bilinear", align_corners=False)
+    height, width = images.shape[-2:]
+    view = draw_view(height, width)
+    images = jitter(images.clamp(0, 1), view)
+    images = blur(affine(images, view, margin=TAPS // 2), view.sigma)
+    if view.flipped:
+        images = images.flip(-1)
+    return (images + NOISE * torch.randn_like(images)).clamp(0, 1)
+
+
+def draw_view(height: int, width: int) -> View:
+    """A random draw for images of this size, from the host's stream whatever the device."""
+    order = tuple(torch.randperm(5).tolist())
+    share = iter(torch.rand(11, dtype=torch.float64).tolist())
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * next(share)
+
+    return View(
+        order,
+        uniform(*BRIGHTNESS),
+        uniform(*CONTRAST),
+        uniform(*SATURATION),
+        uniform(*HUE),
+        uniform(*GAMMA),
+        uniform(*ANGLE),
+        (
+            round(uniform(-SHIFT * width, SHIFT * width)),
+            round(uniform(-SHIFT * height, SHIFT * height)),
+        ),
+        uniform(*SCALE),
+        uniform(*SIGMA),
+        next(share) < 0.5,
+    )
+
+
+def jitter(images: Tensor, view: View) -> Tensor:
+    """All five colour operations in the order of the view; the contrast's mean is per image."""
+    for operation in view.order:
+        if operation == 0:
+            images = colour.adjust_brightness(images, view.brightness)
+        elif operation == 1:
+            images = colour.adjust_contrast(images, view.contrast)
+        elif operation == 2:
+            images = colour.adjust_saturation(images, view.saturation)
+        elif operation == 3:
+            images = colour.adjust_hue(images, view.hue)
+        else:
+            images = colour.adjust_gamma(images.clamp(1e-8, 1), view.gamma)
+    return images
+
+
+def affine(images: Tensor, view: View, *, margin: int) -> Tensor:
+    """Rotate, scale and shift about the centre, with `margin` more pixels on each side.
+
+    The official codes pad by half the side with replicated edges, map, and crop the centre. The
+    crop never reaches the padding's own edge, so clamped sampling of the image itself is the same
+    at a quarter of the cost.
+    """
+    height, width = images.shape[-2:]
+    x = _centred(width, margin, images) - view.shift[0]
+    y = _centred(height, margin, images)[:, None] - view.shift[1]
+    cosine = math.cos(math.radians(view.angle)) / view.scale
+    sine = math.sin(math.radians(view.angle)) / view.scale
+    # Where each output pixel comes from, in half sides from the centre.
+    grid = torch.stack(
+        [(cosine * x + sine * y) * (2 / width), (cosine * y - sine * x) * (2 / height)], dim=-1
+    )
+    grid = grid.expand(len(images), -1, -1, -1)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _centred(side: int, margin: int, like: Tensor) -> Tensor:
+    """Pixel positions [side + 2 margin] from the centre."""
+    half = (side - 1) / 2 + margin
+    return torch.linspace(-half, half, side + 2 * margin, dtype=like.dtype, device=like.device)
+
+
+def blur(images: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur of five taps without padding: each side becomes four pixels shorter."""
+    # Weighted slices rather than a convolution, which autocast and TF32 would round to few bits.
+    weights = [math.exp(-0.5 * ((tap - TAPS // 2) / sigma) ** 2) for tap in range(TAPS)]
+    for axis in (-1, -2):
+        length = images.shape[axis] - TAPS + 1
+        blurred = images.narrow(axis, 0, length) * (weights[0] / sum(weights))
+        for tap in range(1, TAPS):
+            blurred.add_(images.narrow(axis, tap, length), alpha=weights[tap] / sum(weights))
+        images = blurred
+    return images
