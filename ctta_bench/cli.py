@@ -19,8 +19,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Continual test-time adaptation: every method, every benchmark, one protocol.",
 )
+new_app = typer.Typer(no_args_is_help=True, help="Skeletons to start from.")
 data_app = typer.Typer(no_args_is_help=True, help="The data of a benchmark.")
 app.add_typer(data_app, name="data")
+app.add_typer(new_app, name="new")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
@@ -409,6 +411,22 @@ def check(
     if failed:
         _errors().print(f"{failed} of {len(outcomes)} checks failed", highlight=False)
         raise typer.Exit(1)
+
+
+@new_app.command("method")
+@kind
+def new_method(
+    name: Annotated[str, typer.Argument(help="The name that users will type.")],
+    out: Annotated[Path, typer.Option(help="Folder that takes the two files.")] = Path(),
+) -> None:
+    """Write a method that runs as it is, and its test.
+
+    Example: `ctta-bench new method my_method`
+    """
+    from ctta_bench.scaffold import new_method as write
+
+    method, test = write(name, out)
+    typer.echo(f"{method}\n{test}\nnext: ctta-bench check {method.stem} --plugin {method}")
 
 
 @data_app.command("check")
