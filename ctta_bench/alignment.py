@@ -128,16 +128,21 @@ class AlignmentMethod(Method):
     class Hyperparameters(AlignmentHyperparameters):
         """Hyper-parameters of the alignment."""
 
-    def adapter(self, weight: Tensor) -> WeightAdapter:
+    @staticmethod
+    def adapter(weight: Tensor, hp: Any) -> WeightAdapter:
         """The adapter of a frozen weight [out, in]; each method's own."""
-        raise MethodError(f"{type(self).__name__} defines no adapter(weight).")
+        raise MethodError("an alignment method defines adapter(weight, hp); this one does not.")
 
     def setup(self) -> None:
         """Swap adapters into the selected layers; only they learn."""
         hp = self.hp
-        self.adapt_only(
-            inject(self.model, hp.layers, self.adapter, skip_last_blocks=hp.skip_last_blocks)
+        parameters = inject(
+            self.model,
+            hp.layers,
+            lambda weight: self.adapter(weight, hp),
+            skip_last_blocks=hp.skip_last_blocks,
         )
+        self.adapt_only(parameters)
         self.optimizer = self.build_optimizer()
 
     def prepare(self, source: Any) -> None:

@@ -114,6 +114,9 @@ def common(
 def list_entries(
     what: Annotated[str, typer.Argument(help="methods, benchmarks, models or experiments.")],
     plugin: Plugin = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Hyper-parameters and presets of methods.")
+    ] = False,
     format: Format = "text",
 ) -> None:
     """Show what there is.
@@ -137,16 +140,25 @@ def list_entries(
             {"name": e.name, "description": e.description, "module": e.module, **e.attributes}
             for e in kinds[what].entries().values()
         ]
+    described = {}
+    if verbose and what == "methods":
+        from ctta_bench.config import describe
+
+        described = {row["name"]: describe(row["name"]) for row in rows}
+        rows = [row | described[row["name"]] for row in rows]
     if as_json:
         _print_json(rows)
         return
-    from ctta_bench.console import plain_table
+    from ctta_bench.console import hyperparameter_tables, plain_table
 
     columns = (
         ["name", "source_access", "description"] if what == "methods" else ["name", "description"]
     )
     cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
     _out().print(plain_table([c.replace("_", " ") for c in columns], cells))
+    for name, description in described.items():
+        for table in hyperparameter_tables(name, description):
+            _out().print(table)
 
 
 @app.command()

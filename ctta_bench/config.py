@@ -254,6 +254,35 @@ def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
     return (section.get("any") or {}) | (section.get(benchmark) or {})
 
 
+def _bound(constraint: Any) -> str:
+    """A constraint of a field in signs: `>= 0`, `matches ^(a|b)$`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
+    for key, sign in signs.items():
+        if getattr(constraint, key, None) is not None:
+            return f"{sign} {getattr(constraint, key)}"
+    return ""
+
+
+def describe(method: str) -> dict[str, Any]:
+    """Hyper-parameters of a method (type, range, default, meaning) and what its presets set."""
+    fields = METHODS.get(method).Hyperparameters.model_fields
+    return {
+        "hyperparameters": [
+            {
+                "name": name,
+                "type": re.sub(r"<class '(\w+)'>", r"\1", str(field.annotation)).replace(
+                    "typing.", ""
+                ),
+                "range": ", ".join(filter(None, map(_bound, field.metadata))),
+                "default": field.default,
+                "description": field.description or "",
+            }
+            for name, field in fields.items()
+        ],
+        "presets": presets_of(METHODS.find(method).name),
+    }
+
+
 # -- cells
 
 

@@ -120,8 +120,23 @@ def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> T
     for column in columns:
         table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as Text, a bracket is no markup
     return table
+
+
+def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]:
+    """What a method's hyper-parameters mean, and which preset sets what."""
+    columns = ["name", "type", "range", "default", "description"]
+    rows = [[str(field[c]) for c in columns] for field in description["hyperparameters"]]
+    presets = [
+        [preset, benchmark, ", ".join(f"{k}={v}" for k, v in (values or {}).items())]
+        for preset, section in description["presets"].items()
+        for benchmark, values in section.items()
+    ]
+    tables = [plain_table(columns, rows, name)] if rows else []
+    if any(values for *_, values in presets):
+        tables.append(plain_table(["preset", "benchmark", "values"], presets, f"{name}: presets"))
+    return tables
 
 
 def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:

@@ -151,6 +151,39 @@ def play(file: CaseFile, dtype: torch.dtype) -> Play:
     return played
 
 
+def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
+    """What our code computes otherwise than a case of kind "function", a phrase each.
+
+    Its inputs are given to the translation's `run_function` in `dtype` (float32 or float64).
+    """
+    case, recorded = file.read(), file.recorded()
+    translation = translate(case)
+    assert translation is not None, f"{file.name}: no method of ours serves it"
+    prefix, tolerance = (
+        ("out64/", "tolerance64") if dtype == torch.float64 else ("out/", "tolerance")
+    )
+    inputs = {
+        key.removeprefix("in/"): value.to(dtype) if value.is_floating_point() else value
+        for key, value in recorded.items()
+        if key.startswith("in/")
+    }
+    ours = translation.run_function(case, inputs)
+    return [
+        f"{name}: {difference:.3g}"
+        for name, facts in case["outputs"].items()
+        if not (difference := _difference(ours.get(name), recorded[f"{prefix}{name}"]))
+        <= (0 if facts.get("exact") else facts[tolerance])
+    ]
+
+
+def _difference(ours: Tensor | None, theirs: Tensor) -> float:
+    """Largest difference of any entry; inf if there is no such tensor of that shape, or of nan."""
+    if ours is None or ours.shape != theirs.shape:
+        return math.inf
+    difference = float((ours.double() - theirs.double()).abs().max())
+    return difference if math.isfinite(difference) else math.inf
+
+
 def largest_difference(played: Play, prefix: str) -> float:
     """Largest difference of any scored logit from those recorded under `prefix`; nan is inf."""
     differences = [

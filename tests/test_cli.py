@@ -372,3 +372,13 @@ def test_the_loaded_model_is_the_registered_one() -> None:
     load_plugin(str(TOY))
     assert load_source_model("toy_vit").name == "toy_vit"
     assert "toy_vit" in MODELS.names()
+
+
+def test_verbose_lists_tell_hyper_parameters_ranges_and_presets(invoke: Invoke) -> None:
+    text = invoke("list", "methods", "--verbose").stdout
+    assert "matches ^[qkvom]+$" in text and "skip_last_blocks" in text
+    rows = json.loads(invoke("list", "methods", "--verbose", "--format", "json").stdout)
+    tent = next(row for row in rows if row["name"] == "tent")
+    lr = next(field for field in tent["hyperparameters"] if field["name"] == "lr")
+    assert (lr["type"], lr["range"], lr["default"]) == ("float", ">= 0", 0.001)
+    assert tent["presets"]["code"]["cifar10_c"]["optimizer"] == "adam"
