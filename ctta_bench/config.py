@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -254,6 +254,15 @@ def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
     return (section.get("any") or {}) | (section.get(benchmark) or {})
 
 
+def _type(annotation: Any) -> str:
+    """A field's type in words: `float`, `sgd | adam | adamw`, `int | None`."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    if isinstance(annotation, type):
+        return annotation.__name__ if not get_args(annotation) else str(annotation)
+    return " | ".join(map(_type, get_args(annotation))) or str(annotation)
+
+
 def _bound(constraint: Any) -> str:
     """A constraint of a field in signs: `>= 0`, `matches ^(a|b)$`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
@@ -270,9 +279,7 @@ def describe(method: str) -> dict[str, Any]:
         "hyperparameters": [
             {
                 "name": name,
-                "type": re.sub(r"<class '(\w+)'>", r"\1", str(field.annotation)).replace(
-                    "typing.", ""
-                ),
+                "type": _type(field.annotation),
                 "range": ", ".join(filter(None, map(_bound, field.metadata))),
                 "default": field.default,
                 "description": field.description or "",

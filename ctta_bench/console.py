@@ -115,10 +115,10 @@ def comparison_table(header: tuple[str, ...], lines: Any) -> Table:
 
 
 def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> Table:
-    """A table of strings; the last column may wrap."""
+    """A table of strings; all columns but the first may wrap."""
     table = Table(title=title or None, title_justify="left")
     for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1])
+        table.add_column(column, no_wrap=column == columns[0])
     for row in rows:
         table.add_row(*map(Text, row))  # as Text, a bracket is no markup
     return table

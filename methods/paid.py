@@ -98,9 +98,9 @@ class PAID(AlignmentMethod):
             if self.paired_init and self.rank % 2 and "orthogonal" in self.component:
                 raise ValueError(f"rank must be even with paired_init, not {self.rank}")
 
-    def adapter(self, weight: Tensor) -> DecomposedWeight:
+    @staticmethod
+    def adapter(weight: Tensor, hp: Any) -> DecomposedWeight:
         """Decompose a weight; m, U or V learn as the component says."""
-        hp = self.hp
         return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ctta_bench.method import Method
@@ -46,6 +47,45 @@ class Translation:
     def matches(self, case: Case) -> bool:
         """Whether `case` comes from this implementation."""
         return case["source"] == self.repository and self.words in case["function"]
+
+
+class RecordedAugmentation:
+    """The cases' stand-in for random augmentation: call k flips for even k, else 0.9 x + 0.05."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images: Tensor, *settings: Any) -> Tensor:
+        """The next view of images [n, 3, H, W]."""
+        self.calls += 1
+        return images.flip(-1) if self.calls % 2 else 0.9 * images + 0.05
+
+
+class RecordedRestore:
+    """The cases' restorations: rows of tensor number and flat index, one list a batch.
+
+    `parameters` are set back to their values in `source`; both by the names of `restore_order`.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        source: dict[str, Tensor],
+        case: Case,
+        recorded: Recorded,
+    ) -> None:
+        self.pairs = [(parameters[name], source[name]) for name in case["restore_order"]]
+        self.rows = recorded
+        self.batch = 0
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Restore what was restored after this batch."""
+        rows = self.rows[f"aux/restore_{self.batch}"].long()
+        self.batch += 1
+        for number, (parameter, value) in enumerate(self.pairs):
+            chosen = rows[rows[:, 0] == number, 1]
+            parameter.view(-1)[chosen] = value.view(-1)[chosen]
 
 
 def optimizer(settings: dict[str, Any]) -> dict[str, Any]:

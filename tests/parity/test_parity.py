@@ -9,8 +9,10 @@ import torch
 from ctta_bench.alignment import filter_limit, source_statistics
 from ctta_bench.model import SourceModel
 from ctta_bench.parity import (
+    CaseFile,
     CaseSource,
     collect,
+    function_mismatches,
     largest_difference,
     load_file,
     play,
@@ -21,11 +23,9 @@ from ctta_bench.parity import (
 
 HERE = Path(__file__).parent
 CASES = collect([HERE])
-RUNS = [
-    name
-    for name, file in CASES.items()
-    if file.read().get("kind") != "function" and translate(file.read()) is not None
-]
+SERVED = {name: file.read() for name, file in CASES.items() if translate(file.read()) is not None}
+RUNS = [name for name, case in SERVED.items() if case.get("kind") != "function"]
+FUNCTIONS = [name for name, case in SERVED.items() if case.get("kind") == "function"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -39,6 +39,21 @@ def test_logits_and_adapted_tensors_equal_the_official_ones_in_float32(name: str
     played = play(CASES[name], torch.float32)
     assert largest_difference(played, "logits_") <= played.case["tolerance"]["logits_abs"]
     assert tensor_mismatches(played) == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_outputs_of_a_function_equal_the_official_ones(name: str, dtype: torch.dtype) -> None:
+    assert function_mismatches(CASES[name], dtype) == []
+
+
+def test_a_function_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SERVED["lora_peft_linear"]
+    case = case | {"hyper_parameters": case["hyper_parameters"] | {"lora_alpha": 9}}
+    monkeypatch.setattr(CaseFile, "read", lambda self: case)
+    mismatches = function_mismatches(CASES["lora_peft_linear"], torch.float32)
+    found = [mismatch.partition(":")[0] for mismatch in mismatches]
+    assert found == ["y", "grad_A", "grad_B", "grad_x", "merged_weight", "y_merged"]
 
 
 @pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("sar")])
@@ -82,8 +97,8 @@ def test_a_comparison_that_should_fail_fails() -> None:
 
 
 def test_every_case_of_the_methods_so_far_is_run() -> None:
-    ours = {"source", "tent", "sar", "paid"}
+    ours = {"source", "tent", "sar", "paid", "lora", "dora", "norm", "eata", "lame"}
     expected = {n for n, f in CASES.items() if n.split("_")[0] in ours and f.folder == HERE}
     # Statistics have a test of their own; the reset after every three updates is another method.
     expected -= {"paid_source_stats_all", "paid_source_stats_filtered", "tent_mario_rdumb"}
-    assert expected <= set(RUNS)
+    assert expected <= {*RUNS, *FUNCTIONS}
