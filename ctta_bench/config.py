@@ -258,8 +258,10 @@ def _type(annotation: Any) -> str:
     """A field's type in words: `float`, `sgd | adam | adamw`, `int | None`."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        return f"({', '.join(map(_type, get_args(annotation)))})"
     if isinstance(annotation, type):
-        return annotation.__name__ if not get_args(annotation) else str(annotation)
+        return annotation.__name__.removesuffix("Type").replace("None", "none")
     return " | ".join(map(_type, get_args(annotation))) or str(annotation)
 
 

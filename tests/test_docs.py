@@ -1,0 +1,33 @@
+"""The walk-through of docs/adding-a-method.md, walked."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+
+
+def test_the_method_of_the_page_is_checked_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    Path("twice_sure.py").write_text(code)
+    _, *commands = re.search(r"```sh\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()  # type: ignore[index]
+    assert len(commands) == 2
+    for line in commands:
+        arguments = line.replace("examples=50", "examples=10").split()[1:]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+
+
+def test_every_file_that_the_docs_link_exists() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
