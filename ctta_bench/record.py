@@ -186,8 +186,10 @@ class RunFolder:
             yield heartbeat
         finally:
             owner.unlink(missing_ok=True)
-            lock.release()
+            # Before the release: filelock gives a lock on an unlinked file up and tries again, so
+            # that no two processes ever hold two files of this name.
             self.file("cell.lock").unlink(missing_ok=True)
+            lock.release()
 
     def _owner(self) -> str:
         try:

@@ -40,6 +40,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "paid": FAST,
     "lora": FAST,
     "dora": FAST,
+    "cotta": FAST | {"views": 2, "confidence_threshold": 2.0},
 }
 
 
@@ -237,6 +238,7 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("paid", 1, 1),
         ("lora", 1, 1),
         ("dora", 1, 1),
+        ("cotta", 4, 1),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:
