@@ -139,7 +139,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
         for file in self.path.glob("*"):
-            if file.is_file() and not file.name.startswith("cell.lock"):
+            if file.is_file() and file.name not in (".lock", "cell.lock.json"):
                 file.unlink()
 
     def append_log(self, text: str) -> None:
@@ -172,7 +172,8 @@ class RunFolder:
     def locked(self) -> Iterator["Heartbeat"]:
         """Hold the cell; only one process writes it. Raises RunError if another one has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.file("cell.lock"))
+        # The empty lock file stays: deleting it would let two processes hold two files of its name.
+        lock = FileLock(self.file(".lock"))
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -186,9 +187,6 @@ class RunFolder:
             yield heartbeat
         finally:
             owner.unlink(missing_ok=True)
-            # Before the release: filelock gives a lock on an unlinked file up and tries again, so
-            # that no two processes ever hold two files of this name.
-            self.file("cell.lock").unlink(missing_ok=True)
             lock.release()
 
     def _owner(self) -> str:
