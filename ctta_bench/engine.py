@@ -157,7 +157,8 @@ def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
     model.passes.forward_images = before  # a check of ours, not a cost of the method
     accuracy = 100 * float((torch.cat(outputs) == labels).double().mean())
     chance = 100 / benchmark.num_classes
-    if accuracy < 2 * chance + 1:
+    # Four standard deviations of guessing: a merely bad model passes, an unloaded one does not.
+    if accuracy < chance + 4 * (chance * (100 - chance) / len(index)) ** 0.5:
         raise DataError(
             f"model {model.name} is right on {accuracy:.1f} % of {len(index)} source images of "
             f"{benchmark.name}, near chance ({chance:.1f} %): these weights are not of this "

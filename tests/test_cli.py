@@ -272,14 +272,24 @@ def test_nan_weights_are_refused(invoke: Invoke, tmp_path: Path) -> None:
     refused(invoke("run", "source", "toy", *PLUGIN, "--weights", file), "norm.weight", "not finite")
 
 
-def test_the_pre_processing_regime_makes_two_cells(invoke: Invoke) -> None:
-    true = json.loads(invoke("run", "source", "toy", *PLUGIN, "--format", "json").stdout)
-    # Raw [0, 1] hurts the toy model, which is labelled under its own normalisation.
-    lineage = invoke("run", "source", "toy", *PLUGIN, "--preprocessing", "lineage", "--format",
-                     "json")  # fmt: skip
-    assert lineage.exit_code in (0, 2)
-    cells = [true["cell"], *(json.loads(lineage.stdout or "{}").get("cell", "lineage"),)]
-    assert cells[0] != cells[1]
+def test_the_pre_processing_regime_makes_two_cells_and_a_footnote(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    import yaml
+
+    call = ("run", "source", "fashion_c", "--model", "fashion_cnn", "--set", "examples=10",
+            "--set", "domains=[contrast]", "--out", "both")  # fmt: skip
+    for regime in ("true", "lineage"):
+        result = invoke(*call, "--preprocessing", regime)
+        assert result.exit_code == 0, result.output
+    used = [yaml.safe_load(f.read_text())["preprocessing"] for f in tmp_path.rglob("cell.yaml")]
+    assert sorted((u["regime"], *u["mean"]) for u in used) == [
+        ("lineage", 0.0, 0.0, 0.0),
+        ("true", 0.5, 0.5, 0.5),
+    ]
+    text = invoke("report", "both").stdout
+    assert text.count("pre-processing true") == text.count("pre-processing lineage") == 1
+    assert text.count("not as the weights were trained") == 1
 
 
 # -- signals and space
