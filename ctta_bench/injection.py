@@ -2,17 +2,20 @@
 
 Roles: q, k, v (attention's inputs), o (its output), m (both layers of the MLP). A fused
 projection is one matrix product over three row blocks, each with an adapter of its own, so that
-PAID, LoRA and DoRA see q, k and v as independent layers at the cost of one.
+PAID, LoRA and DoRA see q, k and v as independent layers at the cost of one. In torch's
+MultiheadAttention the same matrices are bare parameters, read and never called.
 """
 
 import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.utils import parametrize
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
@@ -24,8 +27,10 @@ _ROLES: tuple[tuple[str, str], ...] = (
     (r"(attn|attention)\.(k|k_proj|key)$", "k"),
     (r"(attn|attention)\.(v|v_proj|value)$", "v"),
     (r"(attn|attention)\.(proj|out_proj|o_proj)$", "o"),
-    (r"mlp\.(fc1|fc2)$", "m"),
+    (r"mlp\.(fc1|fc2|0|3)$", "m"),
 )
+# The weights of MultiheadAttention: one for all inputs, or three where their widths differ.
+_BARE = {"in_proj_weight": "qkv", "q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,17 @@ class RoleLayer:
 
     name: str
     module: nn.Linear
+    block: int
+    roles: str
+
+
+@dataclass(frozen=True)
+class BareWeight:
+    """The same for a weight that another module reads: no call of a layer could be replaced."""
+
+    name: str
+    module: nn.Module
+    parameter: str
     block: int
     roles: str
 
@@ -78,14 +94,7 @@ class InjectedLinear(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """The weight [out, in] that the layer multiplies with now."""
-        if len(self.roles) == 1:
-            return self.adapters[self.roles]()
-        rows = self.weight.chunk(len(self.roles))
-        blocks = [
-            self.adapters[role]() if role in self.adapters else rows[i]
-            for i, role in enumerate(self.roles)
-        ]
-        return torch.cat(blocks)
+        return adapted_rows(self.weight, self.roles, self.adapters)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
@@ -93,19 +102,58 @@ class InjectedLinear(nn.Module):
         return linear(x, weight, self.bias)
 
 
+class InjectedWeight(nn.Module):
+    """The adapted form of a weight that is read where it stands, as torch's parametrization."""
+
+    def __init__(self, roles: str, adapters: dict[str, WeightAdapter]) -> None:
+        super().__init__()
+        self.roles = roles
+        self.adapters = nn.ModuleDict(adapters)
+        self.bypassed = False
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The effective weight [out, in] for the frozen one."""
+        return weight if self.bypassed else adapted_rows(weight, self.roles, self.adapters)
+
+
+def adapted_rows(weight: Tensor, roles: str, adapters: nn.ModuleDict) -> Tensor:
+    """weight [out, in] with the row blocks of adapted roles replaced by what adapters give."""
+    if len(roles) == 1:
+        return adapters[roles]()
+    rows = weight.chunk(len(roles))
+    return torch.cat([adapters[r]() if r in adapters else rows[i] for i, r in enumerate(roles)])
+
+
 def role_layers(model: SourceModel, *, skip_last_blocks: int = 0) -> list[RoleLayer]:
     """The linear layers with a role in the encoder blocks, but for the last `skip_last_blocks`."""
+    bare = {id(weight.module) for weight in bare_weights(model)}
+    found = []
+    for number, name, module in _in_blocks(model, skip_last_blocks):
+        if isinstance(module, nn.Linear) and id(module) not in bare:
+            roles = next((r for pattern, r in _ROLES if re.search(pattern, name)), "")
+            if roles:
+                found.append(RoleLayer(name, module, number, roles))
+    return found
+
+
+def bare_weights(model: SourceModel, *, skip_last_blocks: int = 0) -> list[BareWeight]:
+    """The weights with a role in every MultiheadAttention of the encoder blocks."""
+    found = []
+    for number, name, module in _in_blocks(model, skip_last_blocks):
+        if isinstance(module, nn.MultiheadAttention):
+            for parameter, roles in _BARE.items():
+                if getattr(module, parameter) is not None:
+                    found.append(BareWeight(name, module, parameter, number, roles))
+            found.append(BareWeight(f"{name}.out_proj", module.out_proj, "weight", number, "o"))
+    return found
+
+
+def _in_blocks(model: SourceModel, skip_last: int) -> Iterator[tuple[int, str, nn.Module]]:
     blocks = model.blocks
     names = {id(m): n for n, m in model.network.named_modules()}
-    found = []
-    for number, block in enumerate(blocks[: max(0, len(blocks) - skip_last_blocks)]):
+    for number, block in enumerate(blocks[: max(0, len(blocks) - skip_last)]):
         for module in block.modules():
-            if isinstance(module, nn.Linear):
-                name = names[id(module)]
-                roles = next((r for pattern, r in _ROLES if re.search(pattern, name)), "")
-                if roles:
-                    found.append(RoleLayer(name, module, number, roles))
-    return found
+            yield number, names[id(module)], module
 
 
 def inject(
@@ -120,7 +168,10 @@ def inject(
     `make_adapter` gets a frozen weight [out, in]. Names are `LAYER.ROLE.PARAMETER`. Raises
     MethodError if the model has no layer of a wanted role.
     """
-    layers = role_layers(model, skip_last_blocks=skip_last_blocks)
+    layers: list[RoleLayer | BareWeight] = [
+        *role_layers(model, skip_last_blocks=skip_last_blocks),
+        *bare_weights(model, skip_last_blocks=skip_last_blocks),
+    ]
     missing = [r for r in roles if not any(r in layer.roles for layer in layers)]
     if missing:
         raise MethodError(
@@ -128,22 +179,41 @@ def inject(
             "attention, m: MLP), which this method adapts."
         )
     trainable: dict[str, nn.Parameter] = {}
-    for layer in layers:
-        rows = layer.module.weight.detach().chunk(len(layer.roles))
-        adapters = {r: make_adapter(rows[i]) for i, r in enumerate(layer.roles) if r in roles}
-        if not adapters:
-            continue
-        model.network.set_submodule(layer.name, InjectedLinear(layer.module, layer.roles, adapters))
-        for role, adapter in adapters.items():
-            prefix = f"{layer.name}.{role}" if len(layer.roles) > 1 else layer.name
-            trainable |= {f"{prefix}.{n}": p for n, p in adapter.named_parameters()}
+    for layer in sorted(layers, key=lambda layer: layer.block):
+        chosen = "".join(r for r in layer.roles if r in roles)
+        if chosen:
+            trainable |= _swap_in(model, layer, chosen, make_adapter)
     return trainable
+
+
+def _swap_in(
+    model: SourceModel,
+    layer: RoleLayer | BareWeight,
+    roles: str,
+    make_adapter: Callable[[Tensor], WeightAdapter],
+) -> dict[str, nn.Parameter]:
+    parameter = layer.parameter if isinstance(layer, BareWeight) else "weight"
+    rows = getattr(layer.module, parameter).detach().chunk(len(layer.roles))
+    adapters = {r: make_adapter(rows[i]) for i, r in enumerate(layer.roles) if r in roles}
+    if isinstance(layer, BareWeight):
+        injected = InjectedWeight(layer.roles, adapters)
+        parametrize.register_parametrization(layer.module, parameter, injected)
+    else:
+        swapped = InjectedLinear(layer.module, layer.roles, adapters)
+        model.network.set_submodule(layer.name, swapped)
+    alone = len(layer.roles) == 1 and parameter == "weight"
+    return {
+        f"{layer.name}.{name}" if alone else f"{layer.name}.{role}.{name}": value
+        for role, adapter in adapters.items()
+        for name, value in adapter.named_parameters()
+    }
 
 
 @contextlib.contextmanager
 def bypassed(model: SourceModel) -> Iterator[None]:
     """Within the block the model computes with its source weights, whatever was injected."""
-    layers = [m for m in model.network.modules() if isinstance(m, InjectedLinear)]
+    kinds = (InjectedLinear, InjectedWeight)
+    layers = [m for m in model.network.modules() if isinstance(m, kinds)]
     for layer in layers:
         layer.bypassed = True
     try:
@@ -164,3 +234,13 @@ def merge(model: SourceModel) -> None:
         if layer.bias is not None:
             plain.bias.copy_(layer.bias)
         model.network.set_submodule(name, plain)
+    for module in list(model.network.modules()):
+        if parametrize.is_parametrized(module):
+            _merge_bare(module)
+
+
+def _merge_bare(module: nn.Module) -> None:
+    parametrizations: Any = module.parametrizations
+    for parameter, chain in list(parametrizations.items()):
+        if any(isinstance(link, InjectedWeight) for link in chain):
+            parametrize.remove_parametrizations(module, parameter)

@@ -1,0 +1,136 @@
+"""CoTTA (Wang et al., CVPR 2022, arXiv:2203.13591): an averaged teacher, averaged over augmented
+views where the source model is unsure, and stochastic restoration of the student.
+
+Official code: qinenergy/cotta. Its ImageNet form trains on the symmetric cross-entropy, of which
+the paper says nothing (`loss: symmetric`). Only tensors named weight or bias learn and are
+restored, so a ViT's class token and position table stay. On BatchNorm all three networks normalise
+by the batch.
+
+Differs from the official code, unless `faithful: true`: forward passes that are not used are left
+out (theirs always makes the plain one, and in its CIFAR form all views), and a gradient that is
+rounding noise takes no step: while teacher and student are equal, that of the cross-entropy is
+zero, and Adam would make full steps of it.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.augment import random_view
+from ctta_bench.method import (
+    Method,
+    OptimizerHyperparameters,
+    ema_update,
+    soft_cross_entropy,
+    stochastic_restore,
+)
+from ctta_bench.model import SourceModel
+from ctta_bench.registry import METHODS
+
+IMAGES_PER_PASS = 64  # views of small batches go through the teacher together
+
+
+@METHODS.register_module("cotta")
+class CoTTA(Method):
+    """Learning from an averaged teacher's augmented predictions, with stochastic restoration."""
+
+    paper = "https://arxiv.org/abs/2203.13591"
+    checked_against = "official code"
+    passes_per_image = (3, 1)  # and `views` - 1 more where the anchor is unsure
+    checked_with = {"loss": "symmetric", "confidence_threshold": 0.0}  # no view, yet a gradient
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of CoTTA."""
+
+        optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
+        loss: Literal["cross_entropy", "symmetric"] = Field(
+            "cross_entropy", description="towards the teacher, or the mean of both directions"
+        )
+        views: int = Field(32, ge=1, description="N, augmented views")
+        confidence_threshold: float = Field(
+            0.92, ge=0, description="p_th: views below this mean confidence of the source model"
+        )
+        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher")
+        restore_probability: float = Field(0.01, ge=0, le=1, description="p of a restoration")
+        min_gradient_norm: float = Field(1e-6, ge=0, description="no step below this norm")
+        faithful: bool = Field(False, description="passes and steps as in the official code")
+
+    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
+
+    def setup(self) -> None:
+        """Adapt every weight and bias; copy teacher and anchor."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        named = self.model.network.named_parameters()
+        self.adapt_only({n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")})
+        self.optimizer = self.build_optimizer()
+        self.teacher, self.anchor = self.frozen_copy(), self.frozen_copy()
+        source = dict(self.anchor.network.named_parameters())
+        self.source = [source[name] for name in self.trainable]
+        self.augment = random_view
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step towards the teacher, which follows; returns its logits from before."""
+        logits = self.model(images)
+        target = self.predict(images)
+        if self.learn(self.objective(logits, target)):
+            ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
+            self.restore()  # after the average, which sees the restored values a batch later
+        return target
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's logits, averaged over views if the anchor's mean confidence is low."""
+        confidence = self.anchor(images).softmax(-1).amax(-1).mean()
+        unsure = bool(confidence < self.hp.confidence_threshold)
+        if self.hp.faithful:
+            plain = self.teacher(images)
+            always = self.hp.loss == "cross_entropy"
+            averaged = self.average_over_views(images) if unsure or always else plain
+            return averaged if unsure else plain
+        return self.average_over_views(images) if unsure else self.teacher(images)
+
+    def average_over_views(self, images: Tensor) -> Tensor:
+        """Mean of the teacher's logits over N random views."""
+        together = 1 if self.batch_dependent else max(1, IMAGES_PER_PASS // len(images))
+        total: Tensor | float = 0.0
+        for first in range(0, self.hp.views, together):
+            count = min(together, self.hp.views - first)
+            size = self.model.preprocessing.size
+            views = torch.cat([self.augment(images, size) for _ in range(count)])
+            logits = self.teacher(views)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            total = total + logits.unflatten(0, (count, -1)).sum(0)
+        return total / self.hp.views
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy of the student against the teacher, or half of it and half its reverse."""
+        loss = soft_cross_entropy(logits, target)
+        if self.hp.loss == "symmetric":
+            loss = (loss + soft_cross_entropy(target, logits)) / 2
+        return loss.mean()
+
+    def learn(self, loss: Tensor) -> bool:
+        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
+        if not self.backward(loss):
+            return False
+        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
+            self.optimizer_zero_grad()
+            return True
+        return self.optimizer_step()
+
+    def restore(self) -> None:
+        """Set a random share p of all adapted scalars back to the source."""
+        stochastic_restore(self.trainable.values(), self.source, self.hp.restore_probability)
+
+
+@torch.no_grad()
+def calibrated_threshold(model: SourceModel, batches: Iterable[Tensor]) -> float:
+    """p_th for a model, from source images [n, 3, H, W]: the 5 % quantile of its confidence - 0.05.
+
+    This is the paper's recipe; its published values are those of its convolutional networks.
+    """
+    confidences = torch.cat([model(images).softmax(-1).amax(-1) for images in batches])
+    return float(confidences.float().quantile(0.05)) - 0.05

@@ -1,0 +1,77 @@
+"""RDumb (Press et al., NeurIPS 2023, arXiv:2306.05401): ETA that forgets everything at regular
+intervals.
+
+Official code: oripress/CCC, which selects BatchNorm alone; checked against the reset counter of
+mariodoebler/test-time-adaptation (there over TENT) and against this suite's ETA. Every batch
+counts, one without a selected image as well. On a stream shorter than the interval RDumb is ETA:
+give the interval in images where batches are of another size than 64.
+"""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("rdumb")
+class RDumb(Method):
+    """Entropy minimisation on selected images, with a reset after every T batches."""
+
+    paper = "https://arxiv.org/abs/2306.05401"
+    checked_against = "second implementation"
+    passes_per_image = (1, 1)
+    checked_with = {"margin": 1.0, "max_similarity": 2.0, "reset_every": 3}  # all are selected
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of RDumb."""
+
+        lr: float = Field(2.5e-4, ge=0, description="learning rate")
+        reset_every: int = Field(1000, ge=1, description="T, interval of the resets")
+        reset_unit: Literal["batches", "images"] = Field("batches", description="unit of T")
+        loss: Literal["eta", "tent"] = Field("eta", description="what is minimised in between")
+        margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
+        max_similarity: float = Field(
+            0.05, ge=0, description="ε: redundant from this cosine with the average prediction on"
+        )
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_only(self.model.norm_parameters())
+        self.optimizer = self.build_optimizer()
+        self.margin = self.hp.margin * math.log(self.model.num_classes)
+        self.average: Tensor | None = None
+        self.since_reset = 0
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step, then perhaps a reset; returns the logits from before both."""
+        logits = self.model(images)
+        if self.hp.loss == "tent":
+            self.step(softmax_entropy(logits).mean())
+        else:
+            self.learn_from_selected(logits)
+        self.since_reset += len(images) if self.hp.reset_unit == "images" else 1
+        if self.since_reset >= self.hp.reset_every:
+            self.reset()
+        return logits
+
+    def learn_from_selected(self, logits: Tensor) -> None:
+        """ETA's step: reliable images unlike the average prediction, weighted by exp(E0 - H)."""
+        entropy = softmax_entropy(logits)
+        predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
+        selected = entropy.detach() < self.margin
+        if self.average is not None:
+            similarity = cosine_similarity(self.average[None], predictions)
+            selected &= similarity.abs() < self.hp.max_similarity
+        if not bool(selected.any()):
+            self.skip_update()
+            return
+        chosen = entropy[selected]
+        if self.step(((self.margin - chosen.detach()).exp() * chosen).mean()):
+            mean = predictions[selected].mean(0)
+            self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean

@@ -1,0 +1,189 @@
+"""RoTTA (Yuan et al., CVPR 2023, arXiv:2303.13899): a memory balanced over the predicted classes,
+and an averaged teacher that is scored.
+
+Official code: BIT-DA/RoTTA, which serves BatchNorm alone: its statistics follow those of the memory
+by α, and a norm normalises by the moved ones. The LayerNorm form is that of
+mariodoebler/test-time-adaptation. Updates come after every so many images, within batches as well;
+they never change the logits of the batch at hand. Images with logits that are not finite stay out
+of the memory, which in the official code they poison.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ctta_bench.augment import random_view
+from ctta_bench.method import Method, OptimizerHyperparameters, ema_update, soft_cross_entropy
+from ctta_bench.model import BATCH_NORMS
+from ctta_bench.registry import METHODS
+
+
+@dataclass
+class Item:
+    """An image [3, H, W] of the memory, its predicted class, its uncertainty, and its age."""
+
+    image: Tensor
+    label: int
+    uncertainty: float
+    age: int = 0
+
+
+class RobustNorm(nn.Module):
+    """A BatchNorm that, in training mode, moves its statistics by α and uses the moved ones."""
+
+    def __init__(self, norm: _BatchNorm, rate: float) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.var: Tensor
+        self.rate, self.eps = rate, norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+        self.register_buffer("mean", norm.get_buffer("running_mean").clone())
+        self.register_buffer("var", norm.get_buffer("running_var").clone())
+        # timm's BatchNorm may carry the activation that follows it.
+        followers = [getattr(norm, name, None) for name in ("drop", "act")]
+        self.after = nn.Sequential(*[f for f in followers if f is not None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, channels, ...] normalised; the gradient goes through the batch's part."""
+        mean, var = self.mean, self.var
+        if self.training:
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            batch_var, batch_mean = torch.var_mean(x.to(mean.dtype), axes, correction=0)
+            mean = (1 - self.rate) * mean + self.rate * batch_mean
+            var = (1 - self.rate) * var + self.rate * batch_var
+            self.mean.copy_(mean.detach())
+            self.var.copy_(var.detach())
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        scale = self.weight / (var + self.eps).sqrt()
+        shift = self.bias - mean * scale
+        return self.after(x * scale.view(shape) + shift.view(shape))
+
+
+@METHODS.register_module("rotta")
+class RoTTA(Method):
+    """Self-training on a balanced, up-to-date memory with an averaged teacher."""
+
+    paper = "https://arxiv.org/abs/2303.13899"
+    checked_against = "official code"
+    passes_per_image = (3, 1)  # with a full memory
+    checked_with = {"memory_size": 1, "update_every": 1}  # full from the first image on
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of RoTTA."""
+
+        optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
+        memory_size: int = Field(64, ge=1, description="N, images in the memory")
+        update_every: int = Field(64, ge=1, description="images between two updates")
+        teacher_rate: float = Field(0.001, ge=0, le=1, description="ν, rate of the teacher")
+        statistics_rate: float = Field(0.05, ge=0, le=1, description="α of BatchNorm's statistics")
+        age_weight: float = Field(1.0, ge=0, description="λ_t of an image's age")
+        uncertainty_weight: float = Field(1.0, ge=0, description="λ_u of an image's uncertainty")
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer; copy the teacher; empty memory."""
+        self.adapt_only(self.model.norm_parameters())
+        self.replace_batch_norms()
+        self.optimizer = self.build_optimizer()
+        self.teacher = self.frozen_copy()
+        self.augment = random_view
+        self.memory: list[Item] = []
+        self.seen = 0
+
+    def replace_batch_norms(self) -> None:
+        """Put robust ones in the place of every BatchNorm with statistics of its own."""
+        network = self.model.network
+        for name, module in list(network.named_modules()):
+            if isinstance(module, BATCH_NORMS) and module.affine and module.track_running_stats:
+                robust = RobustNorm(module, self.hp.statistics_rate)
+                network.set_submodule(name, robust.train(module.training))
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Take the images into the memory one by one, updating on the way; scores the teacher."""
+        logits = self.predict(images)
+        p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        uncertainties = -(p * (p + 1e-6).log()).sum(-1)
+        if not bool(uncertainties.isfinite().all()):
+            self.skip_update()
+        labels = p.argmax(-1).tolist()
+        for image, label, value in zip(images, labels, uncertainties.tolist(), strict=True):
+            self.insert(image, label, value)
+            self.seen += 1
+            if self.seen % self.hp.update_every == 0:
+                self.update()
+        return logits
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's logits."""
+        return self.teacher(images)
+
+    # -- memory
+
+    def insert(self, image: Tensor, label: int, uncertainty: float) -> None:
+        """Keep the image if there is room or a worse one to give up; then all grow older."""
+        if math.isfinite(uncertainty) and self.make_room(label, self.score(0, uncertainty)):
+            self.memory.append(Item(image.clone(), label, uncertainty))
+        for item in self.memory:
+            item.age += 1
+
+    def make_room(self, label: int, score: float) -> bool:
+        """Whether an image of this class and score may enter; drops the one that it replaces."""
+        counts = [0] * self.model.num_classes
+        for item in self.memory:
+            counts[item.label] += 1
+        if counts[label] < self.hp.memory_size / len(counts):
+            if len(self.memory) < self.hp.memory_size:
+                return True
+            largest = max(counts)
+            candidates = [item for item in self.memory if counts[item.label] == largest]
+        else:
+            candidates = [item for item in self.memory if item.label == label]
+        # The last of equals, class by class, as the official loop finds it.
+        candidates.sort(key=lambda item: item.label)
+        worst = max(reversed(candidates), key=lambda item: self.score(item.age, item.uncertainty))
+        if self.score(worst.age, worst.uncertainty) <= score:
+            return False
+        self.memory = [item for item in self.memory if item is not worst]
+        return True
+
+    def score(self, age: int, uncertainty: float) -> float:
+        """How little an image is worth: λ_t / (1 + e^(-A/N)) + λ_u U / ln C."""
+        timeliness = 1 / (1 + math.exp(-age / self.hp.memory_size))
+        relative = uncertainty / math.log(self.model.num_classes)
+        return self.hp.age_weight * timeliness + self.hp.uncertainty_weight * relative
+
+    # -- update
+
+    def update(self) -> None:
+        """One step of the student on the memory, and the teacher follows by ν."""
+        if not self.memory:
+            return
+        images = torch.stack([item.image for item in self.memory])
+        self.model.train()
+        self.teacher.train()
+        stepped = self.step(self.objective(images))
+        self.model.eval()
+        self.teacher.eval()
+        if stepped:
+            teacher, student = self.teacher.parameters(), self.model.parameters()
+            ema_update(teacher, student, 1 - self.hp.teacher_rate)
+
+    def objective(self, images: Tensor) -> Tensor:
+        """The student's cross-entropy on one view against the teacher, the younger the heavier."""
+        with torch.no_grad():
+            target = self.teacher(images)
+        logits = self.model(self.augment(images, self.model.preprocessing.size))
+        return (self.weights().to(images.device) * soft_cross_entropy(logits, target)).mean()
+
+    def weights(self) -> Tensor:
+        """e^(-A/N) / (1 + e^(-A/N)) of each image, in (0, 1/2]."""
+        # In float32 whatever the run's precision, as in both official codes: the difference would
+        # show in a comparison in float64.
+        ages = torch.tensor([item.age / self.hp.memory_size for item in self.memory])
+        decay = (-ages.float()).exp()
+        return decay / (1 + decay)

@@ -1,0 +1,86 @@
+"""CoTTA, RoTTA and RDumb against the figures of their golden cases beyond logits: views, memories,
+resets, and the teacher's tensors at the end."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctta_bench.method import Method
+from ctta_bench.methods.official import rotta
+from ctta_bench.parity import Play, play, tensor_mismatches
+from ctta_bench.registry import METHODS
+from tests.parity.test_parity import CASES
+
+COTTA = [name for name in CASES if name.startswith("cotta_")]
+ROTTA = [name for name in CASES if name.startswith("rotta_")]
+
+
+def noting(monkeypatch: pytest.MonkeyPatch, name: str, fact: Any) -> list[Any]:
+    """A list that gets `fact(method)` after each batch of the method called `name`."""
+    found: list[Any] = []
+    kind = METHODS.get(name)
+
+    def call(method: Method, images: Tensor) -> Tensor:
+        logits = Method.__call__(method, images)
+        found.append(fact(method))
+        return logits
+
+    monkeypatch.setattr(kind, "__call__", call)
+    return found
+
+
+def per_batch(played: Play, key: str) -> list[Any]:
+    return [after[key] for after in played.case["per_batch"]]
+
+
+@pytest.mark.parametrize("name", COTTA)
+def test_views_are_made_where_the_official_code_makes_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noting(monkeypatch, "cotta", lambda method: method.augment.calls)
+    assert calls == per_batch(play(CASES[name], torch.float64), "augmentation_calls_so_far")
+
+
+def by_class(method: Any, fact: str) -> list[list[float]]:
+    return [
+        [getattr(item, fact) for item in method.memory if item.label == label]
+        for label in range(10)
+    ]
+
+
+@pytest.mark.parametrize("name", ROTTA)
+def test_the_memory_is_the_official_one_after_every_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = noting(
+        monkeypatch,
+        "rotta",
+        lambda m: (by_class(m, "age"), by_class(m, "uncertainty"), m.seen, m.augment.calls),
+    )
+    played = play(CASES[name], torch.float32)
+    ages, uncertainties, seen, calls = zip(*facts, strict=True)
+    assert list(ages) == per_batch(played, "memory_ages")
+    for ours, theirs in zip(uncertainties, per_batch(played, "memory_uncertainty"), strict=True):
+        assert ours == [pytest.approx(values, abs=1e-5) for values in theirs]
+    assert list(seen) == per_batch(played, "inserted_so_far")
+    assert list(calls) == per_batch(played, "augmentation_calls_so_far")
+
+
+@pytest.mark.parametrize("name", [*COTTA, *ROTTA])
+def test_the_teacher_ends_as_the_official_one(name: str) -> None:
+    played = play(CASES[name], torch.float32)
+    method: Any = played.method
+    teacher = rotta.named_tensors(method.teacher.network)
+    case = {"final": {"student": played.case["final"]["teacher"]}}
+    assert len(case["final"]["student"]) >= 11
+    compared = dataclasses.replace(played, case=case, recorded={}, tensors=teacher)
+    assert tensor_mismatches(compared) == []
+
+
+def test_resets_come_where_those_of_the_second_implementation_come() -> None:
+    played = play(CASES["tent_mario_rdumb"], torch.float64)
+    resets = [after["resets"] for after in played.after_batch]
+    assert resets == per_batch(played, "resets_so_far") == [0, 0, 1, 1, 1, 2, 2]
