@@ -25,12 +25,15 @@ from ctta_bench.method import Method
 from ctta_bench.record import RunFolder
 from ctta_bench.registry import METHODS
 from tests.conftest import TOY
+from tests.methods import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("toy")
 BATCHES = 15  # three domains of 40 images in batches of 8
 
 
 def cell(method: str = "tent", **values: Any) -> Cell:
+    network = NETWORKS.get(method, "toy_vit")
+    values = {"model": network, "set": {"labeller": network}} | values
     return resolve(CellRequest(method=method, benchmark="toy", **values))
 
 

@@ -2,11 +2,21 @@ import copy
 
 import pytest
 import torch
+import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
-from ctta_bench.injection import InjectedLinear, WeightAdapter, bypassed, inject, merge, role_layers
+from ctta_bench.injection import (
+    InjectedLinear,
+    LowRankWeight,
+    WeightAdapter,
+    bare_weights,
+    bypassed,
+    inject,
+    merge,
+    role_layers,
+)
 from ctta_bench.model import SourceModel
 from tests.methods import pictures, tensors, toy
 
@@ -175,3 +185,96 @@ def test_a_copy_of_an_injected_model_adapts_on_its_own(model: SourceModel) -> No
             factor.mul_(2)
         assert torch.equal(teacher(pictures(2)), before)
         assert not torch.equal(model(pictures(2)), before)
+
+
+# -- torch's MultiheadAttention --------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare() -> SourceModel:
+    """torchvision's ViT, in whose attention the weights are bare parameters."""
+    torch.manual_seed(0)
+    network = torchvision.models.VisionTransformer(
+        image_size=16, patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=32
+    )
+    for parameter in network.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return SourceModel(network.eval(), name="bare").requires_grad_(False)
+
+
+def test_bare_projections_are_found_by_role(bare: SourceModel) -> None:
+    weights = bare_weights(bare)
+    assert [weight.roles for weight in weights] == ["qkv", "o"] * 2
+    # Nothing calls the projection of the output either: it is no layer to replace.
+    assert [layer.roles for layer in role_layers(bare)] == ["m", "m"] * 2
+    assert [weight.block for weight in bare_weights(bare, skip_last_blocks=1)] == [0, 0]
+
+
+def test_only_the_rows_of_the_chosen_role_of_a_bare_projection_change(bare: SourceModel) -> None:
+    source = tensors(bare.network)
+    trainable = inject(bare, "v", lambda weight: LowRankWeight(weight, 2))
+    # A row for each input and each output of rank 2, in two blocks.
+    assert sum(p.numel() for p in trainable.values()) == 2 * 2 * (8 + 8)
+    with torch.no_grad():
+        for parameter in trainable.values():
+            parameter.fill_(0.5)
+    merge(bare)
+    after = tensors(bare.network)
+    assert after.keys() == source.keys()
+    moved = {name for name in after if not torch.equal(after[name], source[name])}
+    assert moved == {
+        f"encoder.layers.encoder_layer_{i}.self_attention.in_proj_weight" for i in (0, 1)
+    }
+    for name in moved:
+        assert torch.equal(after[name][:16], source[name][:16])
+        torch.testing.assert_close(after[name][16:], source[name][16:] + 0.5)
+
+
+@pytest.mark.parametrize("roles", ["q", "o", "qkvom"])
+def test_every_adapter_of_a_bare_projection_takes_part(bare: SourceModel, roles: str) -> None:
+    with torch.no_grad():
+        source = bare(pictures(4))
+    trainable = inject(bare, roles, doubled)
+    logits = bare(pictures(4))
+    logits.square().sum().backward()
+    assert all(float(p.grad.abs()) > 0 for p in trainable.values())
+    with torch.no_grad():
+        # Without gradients torch takes another path through the same weights.
+        torch.testing.assert_close(bare(pictures(4)), logits, atol=1e-4, rtol=1e-4)
+        with bypassed(bare):
+            assert torch.equal(bare(pictures(4)), source)
+        merge(bare)
+        torch.testing.assert_close(bare(pictures(4)), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_copy_of_bare_projections_adapts_on_its_own(bare: SourceModel) -> None:
+    trainable = inject(bare, "qo", Scaled)
+    teacher = copy.deepcopy(bare)
+    with torch.no_grad():
+        before = teacher(pictures(2))
+        for factor in trainable.values():
+            factor.mul_(2)
+        assert torch.equal(teacher(pictures(2)), before)
+        assert not torch.equal(bare(pictures(2)), before)
+
+
+def test_bare_projections_of_other_widths_have_a_role_each() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.cross = nn.MultiheadAttention(4, 1, kdim=6, vdim=5)
+
+    network = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block()]), "head": nn.Linear(4, 2)})
+    weights = bare_weights(SourceModel(network))
+    assert [weight.roles for weight in weights] == [*"qkvo", *"qkvo"]
+    names = set(inject(SourceModel(network), "qkvo", Scaled))
+    assert {name for name in names if "layers.0" in name} == {
+        f"layers.0.cross.{part}.factor" for part in ("q", "k", "v", "out_proj")
+    }
+
+
+def test_a_resnet_has_no_role_v() -> None:
+    network = torchvision.models.resnet18(num_classes=10)
+    with pytest.raises(MethodError, match="model plain has no linear layer of role v"):
+        inject(SourceModel(network, name="plain"), "v", Scaled)

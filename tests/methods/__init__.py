@@ -14,6 +14,8 @@ from tests.conftest import TOY
 
 toy = load_plugin(str(TOY))
 pictures = toy.pictures
+# Methods that the toy ViT cannot serve, and the network that can.
+NETWORKS = {"norm": "toy_cnn"}
 
 
 def source_images(dtype: torch.dtype = torch.float32) -> SourceData:
@@ -34,8 +36,9 @@ def make(
     return method
 
 
-def build(name: str, network: str = "toy_vit", **arguments: Any) -> Method:
-    """A registered method by name, as `make`."""
+def build(name: str, network: str | None = None, **arguments: Any) -> Method:
+    """A registered method by name, as `make`, on the toy ViT if that can be."""
+    network = network or NETWORKS.get(name, "toy_vit")
     return make(METHODS.get(name), network, **arguments)
 
 

@@ -67,6 +67,24 @@ def test_resets_and_the_moving_average_equal_the_official_ones(name: str) -> Non
     )
 
 
+@pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("eata")])
+def test_selections_and_the_average_prediction_equal_the_official_ones(name: str) -> None:
+    played = play(CASES[name], torch.float64)
+    ours, last = played.method, played.case["per_batch"][-1]
+    assert ours.reliable_images == last["reliable_so_far"]
+    assert ours.selected_images == last["reliable_and_diverse_so_far"]
+    assert ours.average.tolist() == pytest.approx(last["moving_probs"], abs=1e-7)
+
+
+def test_the_fisher_information_equals_the_official_one() -> None:
+    played = play(CASES["eata_fisher"], torch.float32)
+    assert len(played.method.fisher) == 18
+    for name, ours in zip(played.method.trainable, played.method.fisher, strict=True):
+        torch.testing.assert_close(
+            ours, played.recorded[f"aux/fisher/{name}"], atol=1e-7, rtol=1e-4
+        )
+
+
 @pytest.mark.parametrize("name", ["paid_source_stats_all", "paid_source_stats_filtered"])
 def test_source_statistics_equal_the_official_ones(name: str) -> None:
     case, recorded = CASES[name].read(), CASES[name].recorded()
@@ -97,7 +115,20 @@ def test_a_comparison_that_should_fail_fails() -> None:
 
 
 def test_every_case_of_the_methods_so_far_is_run() -> None:
-    ours = {"source", "tent", "sar", "paid", "lora", "dora", "norm", "eata", "lame"}
+    ours = {
+        "source",
+        "tent",
+        "sar",
+        "paid",
+        "lora",
+        "dora",
+        "norm",
+        "eata",
+        "lame",
+        "vida",
+        "ecotta",
+        "svdp",
+    }
     expected = {n for n, f in CASES.items() if n.split("_")[0] in ours and f.folder == HERE}
     # Statistics have a test of their own; the reset after every three updates is another method.
     expected -= {"paid_source_stats_all", "paid_source_stats_filtered", "tent_mario_rdumb"}

@@ -1,0 +1,141 @@
+"""ETA and EATA (Niu et al., ICML 2022, arXiv:2204.02610): entropy minimisation on images that are
+reliable and not redundant, and for EATA with parameters held near the source by their Fisher
+information.
+
+Official code: mr-eggplant/EATA (its copy in mr-eggplant/SAR serves LayerNorm). Differs from it,
+unless `faithful: true`: a reset also forgets the average prediction. Fisher information comes from
+the benchmark's source set, theirs from the clean twins of the test images. As in their code, it is
+the mean over batches of the squared *batch* gradient: it depends on `fisher_batch_size`, and
+β with it.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from ctta_bench.errors import DataError
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("eta")
+class ETA(Method):
+    """Weighted entropy minimisation on reliable images unlike those before."""
+
+    paper = "https://arxiv.org/abs/2204.02610"
+    checked_against = "official code"
+    passes_per_image = (1, 1)
+    checked_with = {"margin": 1.0, "max_similarity": 2.0}  # every image is selected
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of ETA."""
+
+        margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
+        max_similarity: float = Field(
+            0.05, ge=0, description="ε: redundant from this cosine with the average prediction on"
+        )
+        faithful: bool = Field(False, description="reproduce the fault of the official reset")
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_only(self.model.norm_parameters())
+        self.optimizer = self.build_optimizer()
+        self.margin = self.hp.margin * math.log(self.model.num_classes)
+        self.average: Tensor | None = None
+        self.reliable_images = self.selected_images = 0
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the selected images; returns the logits from before it."""
+        logits = self.model(images)
+        entropy = softmax_entropy(logits)
+        predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
+        selected = self.select(entropy.detach(), predictions)
+        if not bool(selected.any()):
+            self.skip_update()
+        elif self.step(self.objective(entropy[selected])):
+            self.follow(predictions[selected])
+        return logits
+
+    def select(self, entropy: Tensor, predictions: Tensor) -> Tensor:
+        """Mask [n]: reliable, and once there is an average prediction, not like it."""
+        selected = reliable = entropy < self.margin
+        if self.average is not None:
+            similarity = cosine_similarity(self.average[None], predictions)
+            selected = reliable & (similarity.abs() < self.hp.max_similarity)
+        self.reliable_images += int(reliable.sum())
+        self.selected_images += int(selected.sum())
+        return selected
+
+    def objective(self, entropy: Tensor) -> Tensor:
+        """Mean of the entropies [n] weighted by exp(E0 - H), which is no part of the gradient."""
+        return ((self.margin - entropy.detach()).exp() * entropy).mean()
+
+    def follow(self, predictions: Tensor) -> None:
+        """Move the average prediction m [classes] by a tenth towards these [n, classes]."""
+        mean = predictions.mean(0)
+        self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean
+
+    def reset(self) -> None:
+        """Back to the state before the stream; `faithful` keeps the average prediction."""
+        average = self.average
+        super().reset()
+        if self.hp.faithful:
+            self.average = average
+
+
+@METHODS.register_module("eata")
+class EATA(ETA):
+    """ETA with parameters held near the source by their Fisher information."""
+
+    paper = "https://arxiv.org/abs/2204.02610"
+    checked_against = "official code"
+    passes_per_image = (1, 1)
+    checked_with = {"margin": 1.0, "max_similarity": 2.0}  # every image is selected
+    source_access = "unlabelled"
+
+    class Hyperparameters(ETA.Hyperparameters):
+        """Hyper-parameters of EATA."""
+
+        fisher_weight: float = Field(2000.0, ge=0, description="β of the Fisher term")
+        source_samples: int = Field(2000, ge=1, description="source images for the information")
+        fisher_batch_size: int = Field(64, ge=1, description="images a squared gradient")
+
+    @torch.enable_grad()
+    def prepare(self, source: Any) -> None:
+        """Fisher information F of the adapted parameters, on the model's own predictions."""
+        parameters = list(self.trainable.values())
+        self.start_values = [p.detach().clone() for p in parameters]
+        self.fisher = [torch.zeros_like(p) for p in self.start_values]
+        batches = 0
+        for images in self.source_batches(source):
+            logits = self.model(images)
+            loss = cross_entropy(logits, logits.argmax(-1))
+            for total, gradient in zip(
+                self.fisher, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                total += gradient.square()
+            batches += 1
+        if not batches:
+            raise DataError("EATA needs source images for its Fisher information; there are none.")
+        torch._foreach_div_(self.fisher, batches)
+
+    def source_batches(self, source: Any) -> Iterator[Tensor]:
+        """The first `source_samples` source images in batches, the last one short."""
+        left = self.hp.source_samples
+        for images in source.batches(self.hp.fisher_batch_size):
+            yield images[:left]
+            left -= len(images)
+            if left <= 0:
+                return
+
+    def objective(self, entropy: Tensor) -> Tensor:
+        """The weighted entropy and β Σ F (θ - θ_source)²."""
+        moved = zip(self.fisher, self.trainable.values(), self.start_values, strict=True)
+        drift = torch.stack([(f * (p - start).square()).sum() for f, p, start in moved]).sum()
+        return super().objective(entropy) + self.hp.fisher_weight * drift

@@ -1,0 +1,102 @@
+"""LAME (Boudiaf et al., CVPR 2022, arXiv:2201.05718): predictions corrected by those of neighbours.
+
+Official code: fiveai/LAME; the second implementation is mariodoebler/test-time-adaptation. No
+parameter changes and nothing is kept: Laplacian-adjusted maximum likelihood finds for every batch
+the assignments Y that stay near the predictions and agree between images of like features.
+
+Differs from the codes, unless `faithful: true`: the scored logits are log Y (theirs are Y itself,
+whose softmax is no confidence), and images with no distance to any other are left as predicted
+(the width of their rbf kernel is zero and Y becomes NaN).
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ctta_bench.method import Method, MethodHyperparameters
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("lame")
+class LAME(Method):
+    """Predictions of a batch made to agree between neighbours in feature space."""
+
+    paper = "https://arxiv.org/abs/2201.05718"
+    checked_against = "second implementation"
+    passes_per_image = (1, 0)
+    batch_dependent = True
+
+    class Hyperparameters(MethodHyperparameters):
+        """Hyper-parameters of LAME."""
+
+        affinity: Literal["knn", "rbf", "linear"] = Field("knn", description="kernel of features")
+        neighbours: int = Field(5, ge=1, description="k of knn, and of the width of rbf")
+        symmetric: bool = Field(True, description="average the kernel with its transpose")
+        weight: float = Field(1.0, ge=0, description="λ of the agreement")
+        max_iterations: int = Field(100, ge=1, description="updates of the assignments at most")
+        faithful: bool = Field(False, description="return probabilities, as the official code")
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Log-assignments; nothing is updated."""
+        return self.predict(images)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Log-assignments [n, classes], whose softmax are the assignments."""
+        features = self.model.features(images)
+        logits = self.model.head(features)
+        with torch.autocast(self.device.type, enabled=False):
+            # Distances in half precision mistake neighbours.
+            if logits.dtype != torch.float64:
+                features, logits = features.float(), logits.float()
+            unary = -(logits.softmax(-1) + 1e-10).log()
+            log_assignments = self.solve(unary, self.kernel(normalize(features)))
+        return log_assignments.exp() if self.hp.faithful else log_assignments
+
+    def kernel(self, features: Tensor) -> Tensor:
+        """Affinities W [n, n] of unit features [n, d]."""
+        if self.hp.affinity == "linear":
+            kernel = features @ features.T
+        elif self.hp.affinity == "knn":
+            kernel = nearest(features, self.hp.neighbours)
+        else:
+            kernel = gaussian(features, self.hp.neighbours)
+            if not self.hp.faithful:
+                kernel = kernel.nan_to_num(0.0)  # no distance between any: nothing to agree on
+        return (kernel + kernel.T) / 2 if self.hp.symmetric else kernel
+
+    def solve(self, unary: Tensor, kernel: Tensor) -> Tensor:
+        """Iterate Y = softmax(-U + λ W Y) until the energy stands still; returns log Y [n, C]."""
+        log_y = (-unary).log_softmax(-1)
+        last = torch.inf
+        for iteration in range(self.hp.max_iterations):
+            agreement = self.hp.weight * kernel @ log_y.exp()
+            log_y = (agreement - unary).log_softmax(-1)
+            y = log_y.exp()
+            energy = float((y * (unary - agreement + y.clamp_min(1e-20).log())).sum())
+            if iteration > 1 and abs(energy - last) <= 1e-8 * abs(last):
+                break
+            last = energy
+        return log_y
+
+
+def nearest(features: Tensor, k: int) -> Tensor:
+    """1 for the k nearest others of each point; the nearest of all is taken for itself."""
+    distances = all_distances(features)
+    found = distances.topk(min(k + 1, len(features)), largest=False).indices[:, 1:]
+    return torch.zeros_like(distances).scatter_(1, found, 1.0)
+
+
+def gaussian(features: Tensor, k: int) -> Tensor:
+    """exp(-d² / 2σ²), where σ is the mean distance to the k-th nearest, itself counted."""
+    distances = all_distances(features)
+    sigma = distances.topk(min(k, len(features)), largest=False).values[:, -1].mean()
+    return (-distances.square() / (2 * sigma.square())).exp()
+
+
+def all_distances(features: Tensor) -> Tensor:
+    """Euclidean distances [n, n]; by differences, for products do not give equal points 0."""
+    return torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")

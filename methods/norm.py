@@ -1,0 +1,138 @@
+"""BatchNorm statistics re-estimated at test time; no parameter learns.
+
+Prediction-time BatchNorm (Nado et al. 2020, arXiv:2006.10963) takes the batch's own statistics;
+Schneider et al. (NeurIPS 2020, arXiv:2006.16971) mix them with the source's. Official code: the
+`norm` of DequanWang/tent ("batch"), mariodoebler/test-time-adaptation ("alpha", "ema").
+
+Layers keep their class and forward pass: their running statistics are set before they run. Differs
+from the codes: BatchNorm of every dimension takes part ("alpha" of theirs: 2d alone), a layer with
+one value per channel keeps the source's statistics, and batches that are not finite leave no trace.
+`faithful: true` trains the layers as theirs do: "batch" moves running statistics that no prediction
+uses, "ema" switches dropout on in its first pass.
+"""
+
+import functools
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ctta_bench.errors import MethodError
+from ctta_bench.method import Method, MethodHyperparameters
+from ctta_bench.model import BATCH_NORMS
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("norm")
+class Norm(Method):
+    """BatchNorm statistics of the test batch, alone or mixed with the source's."""
+
+    paper = "https://arxiv.org/abs/2006.16971"
+    checked_against = "official code"
+    passes_per_image = (1, 0)
+
+    class Hyperparameters(MethodHyperparameters):
+        """Hyper-parameters of Norm."""
+
+        statistics: Literal["batch", "alpha", "prior", "ema"] = Field(
+            "batch",
+            description="the batch's; mixed by α; mixed by n / (n + N); a moving average",
+        )
+        alpha: float = Field(0.1, ge=0, le=1, description="α, the batch's share")
+        prior: int = Field(16, ge=0, description="N, images that the source's statistics count for")
+        momentum: float = Field(0.1, gt=0, le=1, description="the batch's share in the average")
+        allow_noop: bool = Field(False, description="serve models without BatchNorm, as Source")
+        faithful: bool = Field(False, description="train layers as the official codes do")
+
+    def setup(self) -> None:
+        """Note the source's statistics and set every layer's own before it runs."""
+        hp, norms = self.hp, self.norms()
+        if not norms and not hp.allow_noop:
+            raise MethodError(
+                f"norm re-estimates the statistics of BatchNorm layers, and {self.model.name} has "
+                "none; choose a model with BatchNorm, or set allow_noop for the source's results."
+            )
+        # A moving average is no matter of one batch: in between, images are scored one by one.
+        self.batch_dependent = bool(norms) and hp.statistics != "ema"
+        self.source = {
+            name: (norm.running_mean.clone(), norm.running_var.clone())
+            for name, norm in norms.items()
+        }
+        for name, norm in norms.items():
+            if hp.statistics == "ema":
+                norm.momentum = hp.momentum
+                norm.register_forward_pre_hook(rest_on_one_value)
+            elif hp.statistics == "batch" and hp.faithful:
+                norm.train()
+            else:
+                norm.register_forward_pre_hook(functools.partial(self.mix, name))
+
+    def norms(self) -> dict[str, Any]:
+        """The BatchNorm layers with statistics of the source, by name."""
+        modules = self.model.network.named_modules()
+        return {
+            n: m for n, m in modules if isinstance(m, BATCH_NORMS) and m.running_mean is not None
+        }
+
+    @torch.no_grad()
+    def adapt(self, images: Tensor) -> Tensor:
+        """Logits under the new statistics."""
+        if self.hp.statistics == "ema":
+            self.follow(images)
+        return self.model(images)
+
+    @torch.no_grad()
+    def mix(self, name: str, norm: Any, inputs: tuple[Tensor]) -> None:
+        """Set a layer's statistics to the source's mixed with its input's [n, channels, ...].
+
+        Layers below have done so already: the input is that of the adapted network.
+        """
+        source, share = self.source[name], self.share(len(inputs[0]))
+        batch = source
+        if values_per_channel(inputs[0]) > 1:
+            # The source's variance was made unbiased; that of a batch on its own is not.
+            batch = moments(inputs[0], unbiased=self.hp.statistics != "batch")
+        for kept, old, new in zip(
+            (norm.running_mean, norm.running_var), source, batch, strict=True
+        ):
+            mixed = (1 - share) * old + share * new
+            kept.copy_(torch.where(mixed.isfinite(), mixed, kept))
+
+    def share(self, n: int) -> float:
+        """The share of a batch of `n` images in the mixed statistics."""
+        if self.hp.statistics == "prior":
+            return n / (n + self.hp.prior)
+        return self.hp.alpha if self.hp.statistics == "alpha" else 1.0
+
+    def follow(self, images: Tensor) -> None:
+        """Move the running statistics in a pass on batch statistics, whose output is dropped."""
+        norms = list(self.norms().values())
+        statistics = [buffer for norm in norms for buffer in norm.buffers()]
+        before = [buffer.clone() for buffer in statistics]
+        for module in [self.model.network] if self.hp.faithful else norms:
+            module.train()
+        self.model(images)
+        self.model.network.eval()
+        if norms and not bool(torch.stack([b.isfinite().all() for b in statistics]).all()):
+            torch._foreach_copy_(statistics, before)
+            self.skip_update()
+
+
+def moments(x: Tensor, *, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """Mean and variance [channels] of x [n, channels, ...], in float32 or better."""
+    x = x if x.dtype == torch.float64 else x.float()
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    variance, mean = torch.var_mean(x, axes, correction=int(unbiased))
+    return mean, variance
+
+
+def values_per_channel(x: Tensor) -> int:
+    """How many values of x [n, channels, ...] make a channel's statistics."""
+    return x.numel() // x.shape[1]
+
+
+def rest_on_one_value(norm: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Keep the running statistics of a layer whose channels have one value, and use them."""
+    if values_per_channel(inputs[0]) < 2:
+        norm.eval()
