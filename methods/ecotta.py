@@ -1,0 +1,272 @@
+"""EcoTTA (Song et al., CVPR 2023, arXiv:2303.01904): small meta parts around a frozen encoder.
+
+No official code; checked against the community's (Lily-Le/EcoTTA, convolutional networks only).
+The encoder is cut into K parts F_k. On a convolutional network each of its stages is a part, with
+x̃_k = BN(F_k(x̃_{k-1})) + ReLU(BN(Conv(x̃_{k-1}))). A transformer's form is ours, for none was ever
+published: x̃_k = a ⊙ F_k(x̃_{k-1}) + b + c ⊙ ReLU(LN(W x̃_{k-1})), with a = 1, b = 0 and c = 0 at the
+start, which is the source model to the bit. On a convolutional network the meta parts start at
+random, and so need the warm-up.
+
+The loss is the entropy of the images below 0.4 ln C plus λ Σ R_k, where R_k is the mean absolute
+distance of x̃_k from F_k(x̃_{k-1}); R_k moves its own part alone. The paper takes one step on both;
+the community's code one on each, and scores the forward pass between them (`steps: two`).
+
+Differs from the community's code, unless `faithful: true`: an empty selection moves nothing (theirs
+takes a momentum step), and stored BatchNorm statistics, which nothing reads, stay as they are.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
+
+from ctta_bench.errors import MethodError
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.model import BATCH_NORMS, SourceModel
+from ctta_bench.registry import METHODS
+
+PROBE_SIDE = 64  # images that only show the shapes, where the model has no size of its own
+GATE_WITH_WARMUP = 1e-2
+
+
+class TokenMeta(nn.Module):
+    """a ⊙ F(x) + b + c ⊙ ReLU(LN(W x)) on tokens [n, t, width]; d² + 5d parameters."""
+
+    def __init__(self, width: int, gate: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
+        # The gate starts at nought, not the norm's scale: ReLU'(0) = 0 would close it for ever.
+        self.gate = nn.Parameter(torch.full((width,), gate))
+        self.linear = nn.Linear(width, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, output: Tensor, entered: Tensor) -> Tensor:
+        """The part's adapted output, from its frozen one and what entered it."""
+        branch = relu(self.norm(self.linear(entered)))
+        return self.scale * output + self.shift + self.gate * branch
+
+
+class MapMeta(nn.Module):
+    """BN(F(x)) + ReLU(BN(Conv(x))) on feature maps [n, channels, h, w]."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, track: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(outputs, track_running_stats=track)
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv_norm = nn.BatchNorm2d(outputs, track_running_stats=track)
+
+    def forward(self, output: Tensor, entered: Tensor) -> Tensor:
+        """The part's adapted output, from its frozen one and what entered it."""
+        return self.norm(output) + relu(self.conv_norm(self.conv(entered)))
+
+
+class Part(nn.Module):
+    """Consecutive blocks of the encoder, from `first` to `last`, and the meta part around them.
+
+    Hooks take what enters and replace what leaves. While `measuring`, `distance` becomes R_k.
+    """
+
+    def __init__(self, first: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.meta: nn.Module | None = None
+        self.shapes: list[torch.Size] = []
+        self.through_frozen = True
+        self.measuring = False
+        self.entered: Tensor | None = None
+        self.distance: Tensor | None = None
+        first.register_forward_pre_hook(self.enter)
+        last.register_forward_hook(self.leave)
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Keep the input for the meta part; on request no gradient crosses the frozen blocks."""
+        self.entered = inputs[0]
+        return inputs if self.through_frozen else (inputs[0].detach(), *inputs[1:])
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The adapted output."""
+        entered, self.entered = self.entered, None
+        assert entered is not None
+        if self.meta is None:
+            self.shapes = [entered.shape, output.shape]
+            return output
+        if self.measuring:
+            source = output.detach()
+            with torch.enable_grad():
+                local = self.meta(source, entered.detach())
+                self.distance = (local - source).abs().mean()
+            if not torch.is_grad_enabled():
+                return local.detach()
+        return self.meta(output, entered)
+
+
+@METHODS.register_module("ecotta")
+class EcoTTA(Method):
+    """Entropy minimisation over meta parts around a frozen encoder, held near its outputs."""
+
+    paper = "https://arxiv.org/abs/2303.01904"
+    checked_against = "second implementation"
+    source_access = "labelled"
+    passes_per_image = (1, 1)
+    checked_with = {"margin": 1.1}  # every image is below it
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of EcoTTA."""
+
+        lr: float = Field(5e-3, ge=0, description="learning rate of the meta parts")
+        parts: int = Field(6, ge=1, description="K on a transformer, at most its blocks")
+        regularizer: float = Field(0.5, ge=0, description="λ of the distance to frozen outputs")
+        margin: float = Field(0.4, ge=0, description="H0 as a share of ln C: kept below it")
+        steps: Literal["joint", "two"] = Field(
+            "joint", description="one step on both losses, or the community code's two"
+        )
+        grad_through_frozen: bool = Field(
+            True, description="whether gradients cross frozen blocks, or the meta parts alone"
+        )
+        warmup_epochs: int = Field(0, ge=0, description="epochs on source labels")
+        warmup_lr: float = Field(1e-4, ge=0, description="AdamW's learning rate in the warm-up")
+        warmup_batch_size: int = Field(64, ge=1, description="batch size of the warm-up")
+        faithful: bool = Field(False, description="reproduce the faults of the community's code")
+
+    def setup(self) -> None:
+        """Cut the encoder into parts and put a meta part around each."""
+        if not self.hp.warmup_epochs:
+            self.source_access = "none"  # type: ignore[assignment, misc] # no warm-up
+        ends = encoder_parts(self.model, self.hp.parts)
+        self.parts = nn.ModuleList(Part(first, last) for first, last in ends)
+        convolutional = _is_stage(ends[0][0])
+        if convolutional:
+            self.probe()
+        self.use_statistics_of_the_batch()
+        for part, (first, _) in zip(self.each_part(), ends, strict=True):
+            meta = self.map_meta(part) if convolutional else self.token_meta(first)
+            part.meta = meta.to(self.model.mean)
+            part.through_frozen = self.hp.grad_through_frozen
+        self.adapt_only(dict(self.parts.named_parameters()))
+        self.optimizer = self.build_optimizer()
+        self.margin = self.hp.margin * math.log(self.model.num_classes)
+
+    @torch.no_grad()
+    def probe(self) -> None:
+        """Let two blank images show the parts what shapes enter and leave them."""
+        side = self.model.preprocessing.size or (PROBE_SIDE, PROBE_SIDE)
+        self.model(self.model.mean.new_zeros(2, 3, *side))
+
+    def use_statistics_of_the_batch(self) -> None:
+        """For frozen BatchNorms; only the faithful form goes on moving what they have stored."""
+        if self.hp.faithful:
+            norms = [m for m in self.model.network.modules() if isinstance(m, BATCH_NORMS)]
+            self.batch_dependent = bool([norm.train() for norm in norms])
+        else:
+            self.batch_dependent = self.model.use_batch_statistics()
+
+    def token_meta(self, block: nn.Module) -> TokenMeta:
+        """The meta part of a run of transformer blocks of one width, that of their norms."""
+        norm = next(m for m in block.modules() if isinstance(m, nn.LayerNorm))
+        gate = GATE_WITH_WARMUP if self.hp.warmup_epochs else 0.0
+        return TokenMeta(norm.normalized_shape[-1], gate)
+
+    def map_meta(self, part: Part) -> MapMeta:
+        """The meta part of a convolutional stage, of the shapes that the probe showed."""
+        (_, inputs, _, before), (_, outputs, _, after) = part.shapes
+        return MapMeta(inputs, outputs, round(before / after), track=self.hp.faithful)
+
+    def prepare(self, source: Any) -> None:
+        """Train the meta parts on labelled source data, if there is a warm-up."""
+        if self.hp.warmup_epochs:
+            self.warm_up(source)
+
+    @torch.enable_grad()
+    def warm_up(self, source: Any) -> None:
+        """Cross-entropy over the meta parts by AdamW."""
+        kept = self.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.trainable.values(), self.hp.warmup_lr, weight_decay=0.0
+        )
+        for _ in range(self.hp.warmup_epochs):
+            for images, labels in source.labelled_batches(self.hp.warmup_batch_size):
+                self.step(cross_entropy(self.model(images), labels))
+        self.optimizer, self.loss = kept, None
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on entropy and distances; returns the logits from before it."""
+        if self.hp.steps == "two":
+            return self.adapt_in_two_steps(images)
+        with self.measuring():
+            logits = self.model(images)
+        self.update(self.entropy(logits) + self.distance())
+        return logits
+
+    def adapt_in_two_steps(self, images: Tensor) -> Tensor:
+        """A step on the distances, then one on the entropy; returns the logits between them."""
+        with self.measuring(), torch.no_grad():
+            logits = self.model(images)
+        # The first pass back crosses the meta parts alone, where nothing counts it.
+        self.passes.backward_images += len(images)
+        if not self.update(self.distance()):
+            return logits
+        torch.clear_autocast_cache()  # or half precision would go on with the weights before
+        logits = self.model(images)
+        self.update(self.entropy(logits))
+        return logits
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Mean entropy of the images below H0; nan if there are none."""
+        entropy = softmax_entropy(logits)
+        return entropy[entropy < self.margin].mean()
+
+    def distance(self) -> Tensor:
+        """λ Σ R_k of the forward pass before."""
+        total = torch.zeros((), device=self.device)
+        for part in self.each_part():
+            assert part.distance is not None
+            total = total + part.distance
+            part.distance = None
+        return self.hp.regularizer * total
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within the block every forward pass measures its distances from the frozen outputs."""
+        for part in self.each_part():
+            part.measuring = True
+        try:
+            yield
+        finally:
+            for part in self.each_part():
+                part.measuring = False
+
+    def each_part(self) -> list[Part]:
+        """The parts, in order."""
+        return [part for part in self.parts if isinstance(part, Part)]
+
+    def update(self, loss: Tensor) -> bool:
+        """One guarded step; the community's code has no guard."""
+        guard = not self.hp.faithful
+        return self.backward(loss, guard=guard) and self.optimizer_step(guard=guard)
+
+
+def encoder_parts(model: SourceModel, count: int) -> list[tuple[nn.Module, nn.Module]]:
+    """First and last block of each part: the stages of a convolutional network, or `count` equal
+    runs of a transformer's blocks.
+
+    Raises MethodError if there is neither.
+    """
+    blocks = model.blocks or [c for c in model.network.children() if _is_stage(c)]
+    if not blocks:
+        raise MethodError(
+            f"EcoTTA finds no encoder blocks or stages in {model.name} to put meta parts around."
+        )
+    count = len(blocks) if _is_stage(blocks[0]) else min(count, len(blocks))
+    bounds = [len(blocks) * i // count for i in range(count + 1)]
+    return [(blocks[i], blocks[j - 1]) for i, j in itertools.pairwise(bounds)]
+
+
+def _is_stage(module: nn.Module) -> bool:
+    inside = list(module.modules())
+    return all(any(isinstance(m, kind) for m in inside) for kind in (nn.Conv2d, nn.BatchNorm2d))

@@ -1,0 +1,91 @@
+"""ViDA: Yangsenqiao/vida, its ImageNet and CIFAR forms, and its layer alone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta_bench.methods.official import (
+    Case,
+    Recorded,
+    RecordedAugmentation,
+    RecordedRestore,
+    Translation,
+    optimizer,
+)
+
+# Names of an injected layer's tensors: theirs, ours.
+RENAMED = (
+    ("vida_down.weight", "low_down"),
+    ("vida_up.weight", "low_up"),
+    ("vida_down2.weight", "high_down"),
+    ("vida_up2.weight", "high_up"),
+)
+INJECTED = (".attn.qkv.", ".attn.proj.")
+
+
+def official(case: Case) -> dict[str, Any]:
+    """Settings of the official code, of which each form has its own loss."""
+    settings = case["hyper_parameters"]
+    return optimizer(settings["optimizer"]) | {
+        "lr": settings["lr_model"],
+        "lr_adapters": settings["lr_vida"],
+        "loss": "symmetric" if "imagenet" in case["function"] else "cross_entropy",
+        "rank_low": settings["rank_low"],
+        "rank_high": settings["rank_high"],
+        "views": settings["n_aug"],
+        "uncertainty_threshold": settings["unc_thr"],
+        "teacher_momentum": settings["ema"],
+        "adapter_momentum": settings["ema_vida"],
+        "restore_probability": settings["rst"],
+        "faithful": True,
+    }
+
+
+def layer_alone(case: Case) -> dict[str, Any]:
+    """Settings of the forward pass alone: nothing moves."""
+    ranks = {key: case["hyper_parameters"][key] for key in ("rank_low", "rank_high")}
+    return ranks | {"lr": 0.0, "lr_adapters": 0.0, "momentum": 0.0, "nesterov": False, "views": 2}
+
+
+def their_name(name: str) -> str:
+    """The official name of one of our tensors."""
+    for theirs, ours in RENAMED:
+        if name.endswith(f".{ours}"):
+            return name.removesuffix(ours) + theirs
+    layer, _, own = name.rpartition(".")
+    return f"{layer}.linear_vida.{own}" if any(i in name for i in INJECTED) else name
+
+
+def tensors(method: Any) -> dict[str, Tensor]:
+    """All adapted tensors under the official names."""
+    return {their_name(n): p.detach() for n, p in method.trainable.items()}
+
+
+@torch.no_grad()
+def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded adapters, views and restorations, and the factor on the teacher if there is one."""
+    method.augment = RecordedAugmentation()
+    for name, parameter in method.adapters.items():
+        parameter.copy_(recorded[f"aux/start/{their_name(name)}"])
+    method.follow(0.0, 0.0)
+    for parameter in method.teacher.parameters():
+        parameter.mul_(case["hyper_parameters"].get("teacher_factor", 1.0))
+    student = {their_name(name): parameter for name, parameter in method.trainable.items()}
+    start = {name: parameter.clone() for name, parameter in student.items()}
+    if case.get("restore_order"):
+        method.restore = RecordedRestore(student, start, case, recorded)
+
+
+def lay_scales(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded adapters, and scales that stay."""
+    lay_start(method, case, recorded)
+    method.scales.low = case["hyper_parameters"]["scale1"]
+    method.scales.high = case["hyper_parameters"]["scale2"]
+    method.allot = lambda uncertainty: None
+
+
+TRANSLATIONS = (  # the first that matches counts
+    Translation("Yangsenqiao/vida", "inject_vida.py", "vida", layer_alone, lay_scales, tensors),
+    Translation("Yangsenqiao/vida", "vida.py: ViDA", "vida", official, lay_start, tensors),
+)

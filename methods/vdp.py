@@ -1,0 +1,197 @@
+"""VDP (Gan et al., AAAI 2023, arXiv:2212.04145): small prompts on the pixels before a frozen model.
+
+No code was ever published, and the paper gives no values for transformers: this is our reading of
+its formulas, and no reproduction of its figures. Two prompts, the domain-specific ψ and the
+domain-agnostic ω, each of three patches, are added to the image (in [0, 1], at the network's input
+size, not clamped); both learn from a teacher whose prompts follow by a moving average and whose
+image has other colours, blur and noise. ω is held where it was at the end of the last domain, by
+λ Σ Λ_i (ω_i - ω*_i)², with Λ the importance of its values along their way (as in synaptic
+intelligence). A new domain is noticed by a jump of the mean confidence. The scored logits are those
+of the prompted image before the update.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from ctta_bench.augment import NOISE, TAPS, blur, draw_view, jitter
+from ctta_bench.errors import MethodError
+from ctta_bench.method import (
+    Method,
+    OptimizerHyperparameters,
+    ema_update,
+    soft_cross_entropy,
+)
+from ctta_bench.registry import METHODS
+
+PATCHES = 3  # a prompt
+LARGEST_PATCH = 10  # pixels: 2 · 3 · 3 · 10² = 1,800 values, the published count
+SEEN_BEFORE_A_SWITCH = 5  # batches of a domain
+
+
+class PathImportance:
+    """Λ: how much of the loss's decrease each value of a parameter brought, over the domains.
+
+    `work` is Σ -g δ within the present domain, `start` the value at its beginning, `anchor` the
+    value ω* at the end of the last.
+    """
+
+    def __init__(self, parameter: Tensor, damping: float) -> None:
+        self.damping = damping
+        self.importance = torch.zeros_like(parameter)
+        self.work = torch.zeros_like(parameter)
+        self.start = parameter.detach().clone()
+        self.anchor = parameter.detach().clone()
+
+    def follow(self, gradient: Tensor, movement: Tensor) -> None:
+        """Note a step: the gradient before it, and the movement it made."""
+        self.work = self.work - gradient * movement
+
+    def close_domain(self, parameter: Tensor) -> None:
+        """Λ ← max(Λ + work / (Δ² + ξ), 0) with Δ the movement over the domain; begin the next."""
+        moved = parameter.detach() - self.start
+        gained = self.work / (moved.square() + self.damping)
+        self.importance = (self.importance + gained).clamp_min(0)
+        self.work = torch.zeros_like(self.work)
+        self.start = parameter.detach().clone()
+        self.anchor = parameter.detach().clone()
+
+    def penalty(self, parameter: Tensor) -> Tensor:
+        """Σ Λ_i (ω_i - ω*_i)²."""
+        return (self.importance * (parameter - self.anchor).square()).sum()
+
+
+@METHODS.register_module("vdp")
+class VDP(Method):
+    """Pixel prompts before a frozen network, one of them held against forgetting."""
+
+    paper = "https://arxiv.org/abs/2212.04145"
+    checked_against = "the paper's formulas alone"
+    passes_per_image = (2, 1)
+    checked_with = {"patch_size": 4}  # the images of the checks are small
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of VDP."""
+
+        optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
+        patch_size: int | None = Field(
+            None, ge=1, description="side in pixels; 10, or a third of smaller images, if not given"
+        )
+        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher's prompts")
+        homeostasis: float = Field(0.1, ge=0, description="λ of the hold on ω")
+        damping: float = Field(1e-3, gt=0, description="ξ of the importance")
+        switch_threshold: float = Field(
+            0.1, ge=0, description="S: jump of the mean confidence at a new domain"
+        )
+
+    def setup(self) -> None:
+        """Prompts of zeros, at places drawn once; the network is frozen."""
+        self.side = self.patch_side()
+        shape = (3, PATCHES * self.side**2)
+        zeros = self.model.mean.new_zeros(shape)
+        self.specific, self.agnostic = nn.Parameter(zeros.clone()), nn.Parameter(zeros.clone())
+        self.adapt_only({"specific": self.specific, "agnostic": self.agnostic})
+        self.teacher = [zeros.clone(), zeros.clone()]
+        self.optimizer = self.build_optimizer()
+        self.importance = PathImportance(self.agnostic, self.hp.damping)
+        self.places = int(torch.randint(2**31, ()))  # seeds them: image sizes come with images
+        self.seen, self.usual = 0, 0.0  # batches of the present domain, their mean confidence
+
+    def patch_side(self) -> int:
+        """Side of a patch. Raises MethodError if six do not fit beside each other."""
+        size, wanted = self.model.preprocessing.size, self.hp.patch_size
+        if size is None:
+            return wanted or LARGEST_PATCH
+        side = wanted or max(1, min(LARGEST_PATCH, min(size) // 3))
+        self.check_room(size[0], size[1], side)
+        return side
+
+    def check_room(self, height: int, width: int, side: int) -> None:
+        """Raise MethodError unless a grid of patches has a place for each."""
+        if (height // side) * (width // side) < 2 * PATCHES:
+            raise MethodError(
+                f"VDP has no room for {2 * PATCHES} patches of {side} pixels on the {height} x "
+                f"{width} images of {self.model.name}; set a smaller patch_size."
+            )
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step of both prompts towards the teacher; returns the logits from before it."""
+        images = self.resized(images)
+        logits = self.model(images + self.prompt_image(images, self.specific, self.agnostic))
+        self.notice_domain(logits)
+        with torch.no_grad():
+            target = self.model(recoloured(images) + self.prompt_image(images, *self.teacher))
+        self.learn(soft_cross_entropy(logits, target).mean())
+        return logits
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits of the prompted images."""
+        images = self.resized(images)
+        return self.model(images + self.prompt_image(images, self.specific, self.agnostic))
+
+    def resized(self, images: Tensor) -> Tensor:
+        """Images at the network's input size, to whose pixels the prompts belong."""
+        size = self.model.preprocessing.size
+        if size is None or tuple(images.shape[-2:]) == size:
+            return images
+        return interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+    def prompt_image(self, images: Tensor, specific: Tensor, agnostic: Tensor) -> Tensor:
+        """Both prompts on an image of zeros [3, H, W]."""
+        height, width = images.shape[-2:]
+        canvas = specific.new_zeros(3, height * width)
+        values = torch.cat([specific, agnostic], dim=1)
+        return canvas.index_copy(1, self.pixels(height, width), values).view(3, height, width)
+
+    def pixels(self, height: int, width: int) -> Tensor:
+        """Flat positions of all values: cells of a grid, so that no two patches overlap."""
+        self.check_room(height, width, self.side)
+        columns = width // self.side
+        generator = torch.Generator().manual_seed(self.places)
+        cells = torch.randperm((height // self.side) * columns, generator=generator)[: 2 * PATCHES]
+        corners = (cells // columns * width + cells % columns) * self.side
+        steps = torch.arange(self.side)
+        within = steps[:, None] * width + steps
+        return (corners[:, None] + within.flatten()).flatten().to(self.device)
+
+    def learn(self, loss: Tensor) -> None:
+        """Step, then the teacher's average, then the importance of what ω did."""
+        hold = self.importance.penalty(self.agnostic)
+        if not self.backward(loss + self.hp.homeostasis * hold):
+            return
+        before = self.agnostic.detach().clone()
+        gradient = self.gradient_of_the_loss_alone()
+        if self.optimizer_step():
+            ema_update(self.teacher, [self.specific, self.agnostic], self.hp.teacher_momentum)
+            self.importance.follow(gradient, self.agnostic.detach() - before)
+
+    def gradient_of_the_loss_alone(self) -> Tensor:
+        """∂/∂ω without the hold, whose gradient is known."""
+        assert self.agnostic.grad is not None
+        whole = self.agnostic.grad / self._scaler.get_scale()
+        away = self.agnostic.detach() - self.importance.anchor
+        return whole - 2 * self.hp.homeostasis * self.importance.importance * away
+
+    def notice_domain(self, logits: Tensor) -> None:
+        """Close the domain if the batch's mean confidence jumps by more than S."""
+        confidence = float(logits.detach().float().softmax(-1).amax(-1).mean())
+        if not math.isfinite(confidence):
+            return
+        jumped = abs(confidence - self.usual) > self.hp.switch_threshold
+        if jumped and self.seen >= SEEN_BEFORE_A_SWITCH:
+            self.importance.close_domain(self.agnostic)
+            self.seen = 0
+        self.usual = (self.seen * self.usual + confidence) / (self.seen + 1)
+        self.seen += 1
+
+
+def recoloured(images: Tensor) -> Tensor:
+    """One view of images [n, 3, H, W] in [0, 1] that leaves every pixel in its place."""
+    view, edge = draw_view(*images.shape[-2:]), TAPS // 2
+    images = jitter(images.clamp(0, 1), view)
+    images = blur(pad(images, (edge,) * 4, mode="replicate"), view.sigma)
+    return (images + NOISE * torch.randn_like(images)).clamp(0, 1)

@@ -1,0 +1,248 @@
+"""ViDA (Liu et al., ICLR 2024, arXiv:2306.04344): a low-rank and a high-rank adapter beside every
+attention projection, weighed by the teacher's uncertainty.
+
+Official code: Yangsenqiao/vida. y = W x + b + λ_low U₁ D₁ x + λ_high U₂ D₂ x. The adapters learn
+at one rate, all source weights at another; the teacher follows by moving averages and is what is
+scored. U is a tenth of the variance of its logits over augmented views. Without warm-up the start
+is the source model itself; published figures come from a checkpoint whose adapters were trained on
+labelled source data by an unpublished recipe, for which `warmup_epochs` stands.
+
+Differs from the official code, unless `faithful: true`: λ_high is applied (theirs sets λ_low alone,
+for an `elif` asks for an attribute that every layer has), a reset sets both back to 1 (theirs keeps
+the last), and a gradient that is rounding noise takes no step (against an equal teacher that of the
+cross-entropy is zero, and Adam would make full steps of it). Theirs copies an anchor it never uses.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from ctta_bench.augment import random_view
+from ctta_bench.errors import MethodError
+from ctta_bench.injection import role_layers
+from ctta_bench.method import (
+    Method,
+    OptimizerHyperparameters,
+    ema_update,
+    soft_cross_entropy,
+    stochastic_restore,
+)
+from ctta_bench.model import SourceModel
+from ctta_bench.registry import METHODS
+
+IMAGES_PER_PASS = 64  # views of small batches go through the teacher together
+
+
+@dataclass
+class Scales:
+    """λ of the two branches; all layers of student and teacher share one."""
+
+    low: float = 1.0
+    high: float = 1.0
+
+
+class ViDALinear(nn.Module):
+    """W and two products beside it, as one weight: W + λ_low U₁ D₁ + λ_high U₂ D₂.
+
+    `low_down` [r₁, in], `low_up` [out, r₁], `high_down` [r₂, in], `high_up` [out, r₂]; W and b
+    learn, too. The ups start at 0.
+    """
+
+    def __init__(self, base: nn.Linear, rank_low: int, rank_high: int, scales: Scales) -> None:
+        super().__init__()
+        self.weight, self.bias, self.scales = base.weight, base.bias, scales
+        self.low_down, self.low_up = self._branch(rank_low)
+        self.high_down, self.high_up = self._branch(rank_high)
+
+    def _branch(self, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
+        down = torch.randn(rank, self.weight.shape[1]).to(self.weight) / rank**2
+        return nn.Parameter(down), nn.Parameter(self.weight.new_zeros(len(self.weight), rank))
+
+    def adapters(self) -> list[nn.Parameter]:
+        """The parameters of both branches."""
+        return [self.low_down, self.low_up, self.high_down, self.high_up]
+
+    def effective_weight(self) -> Tensor:
+        """[out, in]; cheaper than the branches' own outputs, for tokens outnumber ranks."""
+        low = self.scales.low * (self.low_up @ self.low_down)
+        return self.weight + low + self.scales.high * (self.high_up @ self.high_down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        return linear(x, self.effective_weight(), self.bias)
+
+
+def inject_adapters(
+    model: SourceModel, rank_low: int, rank_high: int, scales: Scales
+) -> list[ViDALinear]:
+    """Put adapters beside q, k, v and o of every block. Raises MethodError if there are none."""
+    injected = []
+    for layer in role_layers(model):
+        if layer.roles != "m":
+            adapted = ViDALinear(layer.module, rank_low, rank_high, scales)
+            model.network.set_submodule(layer.name, adapted)
+            injected.append(adapted)
+    if not injected:
+        raise MethodError(
+            f"ViDA finds no projections of attention in {model.name} to put its adapters beside."
+        )
+    return injected
+
+
+@METHODS.register_module("vida")
+class ViDA(Method):
+    """Adapters of low and high rank beside attention's projections, taught by a moving average."""
+
+    paper = "https://arxiv.org/abs/2306.04344"
+    checked_against = "official code"
+    source_access = "labelled"
+    passes_per_image = (12, 1)  # ten views, teacher, student
+    exempt = {"learning_rate_zero_is_source": "the adapters have a rate of their own"}
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of ViDA."""
+
+        lr: float = Field(5e-7, ge=0, description="learning rate of the source weights")
+        lr_adapters: float = Field(2e-7, ge=0, description="learning rate of the adapters")
+        nesterov: bool = Field(True, description="Nesterov's momentum (SGD)")
+        loss: Literal["cross_entropy", "symmetric"] = Field(
+            "symmetric", description="towards the teacher, or the mean of both directions"
+        )
+        rank_low: int = Field(1, ge=1, description="r₁, rank of the domain-specific branch")
+        rank_high: int = Field(128, ge=1, description="r₂, rank of the domain-agnostic branch")
+        views: int = Field(10, ge=2, description="N, augmented views that show the uncertainty")
+        uncertainty_threshold: float = Field(0.2, ge=0, description="Θ: uncertain from here on")
+        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the source weights")
+        adapter_momentum: float = Field(0.8, ge=0, le=1, description="α_v of the adapters")
+        min_gradient_norm: float = Field(1e-6, ge=0, description="no step below this norm")
+        restore_probability: float = Field(0.0, ge=0, le=1, description="p of a restoration")
+        warmup_epochs: int = Field(0, ge=0, description="epochs of the adapters on source labels")
+        warmup_lr: float = Field(1e-4, ge=0, description="AdamW's learning rate in the warm-up")
+        warmup_batch_size: int = Field(128, ge=1, description="batch size of the warm-up")
+        faithful: bool = Field(False, description="reproduce the faults of the official code")
+
+    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
+
+    def setup(self) -> None:
+        """Adapters beside q, k, v and o; a teacher equal to the student."""
+        if not self.hp.warmup_epochs:
+            self.source_access = "none"  # type: ignore[assignment, misc] # no warm-up
+        self.scales = Scales()
+        layers = inject_adapters(self.model, self.hp.rank_low, self.hp.rank_high, self.scales)
+        self.split_parameters({id(p) for layer in layers for p in layer.adapters()})
+        # The copy shares the scales: what is set for the student is set for the teacher.
+        self.teacher = copy.deepcopy(self.model, {id(self.scales): self.scales})
+        self.teacher.requires_grad_(False)
+        if self.hp.restore_probability:
+            self.source = [p.detach().clone() for p in self.trainable.values()]
+        self.augment = random_view
+
+    def split_parameters(self, adapters: set[int]) -> None:
+        """Adapters learn and follow at their own pace, everything else at the other."""
+        named = dict(self.model.network.named_parameters())
+        self.adapters = {n: p for n, p in named.items() if id(p) in adapters}
+        self.weights = {n: p for n, p in named.items() if id(p) not in adapters}
+        self.adapt_only(named)
+        self.optimizer = self.build_optimizer(self.weights.values())
+        self.optimizer.add_param_group(
+            {"params": list(self.adapters.values()), "lr": self.hp.lr_adapters}
+        )
+
+    def prepare(self, source: Any) -> None:
+        """Train the adapters on labelled source data, if there is a warm-up."""
+        if self.hp.warmup_epochs:
+            self.warm_up(source)
+            self.follow(0.0, 0.0)
+            if self.hp.restore_probability:
+                self.source = [p.detach().clone() for p in self.trainable.values()]
+
+    @torch.enable_grad()
+    def warm_up(self, source: Any) -> None:
+        """Cross-entropy over the adapters alone by AdamW."""
+        everything, optimizer = self.trainable, self.optimizer
+        self.adapt_only(self.adapters)
+        self.optimizer = torch.optim.AdamW(
+            self.adapters.values(), self.hp.warmup_lr, weight_decay=0.0
+        )
+        for _ in range(self.hp.warmup_epochs):
+            for images, labels in source.labelled_batches(self.hp.warmup_batch_size):
+                self.step(cross_entropy(self.model(images), labels))
+        self.adapt_only(everything)
+        self.optimizer, self.loss = optimizer, None
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Weigh the branches, learn from the teacher, which follows; returns its logits."""
+        self.allot(self.uncertainty(images))
+        target = self.predict(images)
+        if self.learn(self.objective(self.model(images), target)):
+            self.follow(self.hp.teacher_momentum, self.hp.adapter_momentum)
+            if self.hp.restore_probability:
+                self.restore()
+        return target
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's logits."""
+        return self.teacher(images)
+
+    @torch.no_grad()
+    def uncertainty(self, images: Tensor) -> float:
+        """U: a tenth of the variance of the teacher's logits over N views (one draw a view)."""
+        together, size = max(1, IMAGES_PER_PASS // len(images)), self.model.preprocessing.size
+        logits = []
+        for first in range(0, self.hp.views, together):
+            count = min(together, self.hp.views - first)
+            views = torch.cat([self.augment(images, size) for _ in range(count)])
+            logits.append(self.teacher(views).unflatten(0, (count, -1)))
+        values = torch.cat(logits)
+        values = values if values.dtype == torch.float64 else values.float()
+        return 0.1 * float(values.var(0).mean())
+
+    def allot(self, uncertainty: float) -> None:
+        """Homeostatic knowledge allotment: the high rank weighs more for uncertain batches."""
+        if not math.isfinite(uncertainty):
+            return  # its update will be left out as well
+        certain = uncertainty < self.hp.uncertainty_threshold
+        self.scales.low = 1 + uncertainty if certain else 1 - uncertainty
+        if not self.hp.faithful:
+            self.scales.high = 1 - uncertainty if certain else 1 + uncertainty
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy of the student against the teacher, or half of it and half its reverse."""
+        loss = soft_cross_entropy(logits, target)
+        if self.hp.loss == "symmetric":
+            loss = (loss + soft_cross_entropy(target, logits)) / 2
+        return loss.mean()
+
+    def learn(self, loss: Tensor) -> bool:
+        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
+        if not self.backward(loss):
+            return False
+        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
+            self.optimizer_zero_grad()
+            return True
+        return self.optimizer_step()
+
+    def follow(self, weights: float, adapters: float) -> None:
+        """Move the teacher towards the student, with a momentum for each group."""
+        teacher = dict(self.teacher.network.named_parameters())
+        for group, momentum in ((self.weights, weights), (self.adapters, adapters)):
+            ema_update([teacher[name] for name in group], group.values(), momentum)
+
+    def restore(self) -> None:
+        """Set a random share p of all scalars of the student back to the start."""
+        stochastic_restore(self.trainable.values(), self.source, self.hp.restore_probability)
+
+    def reset(self) -> None:
+        """Back to the start; the official code keeps the last scales."""
+        last = copy.copy(self.scales)
+        super().reset()
+        if self.hp.faithful:
+            self.scales.low, self.scales.high = last.low, last.high
