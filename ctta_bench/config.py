@@ -343,7 +343,6 @@ def resolve(request: CellRequest) -> Cell:
             "name": method,
             "preset": request.preset,
             "hyperparameters": hyperparameters.model_dump(mode="json"),
-            "source_access": method_class.source_access,
             "window": request.window,
         },
         "benchmark": {

@@ -277,6 +277,7 @@ def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress
         "metric": "error",
         "mean": float(np.mean([entry["mean"] for entry in rounds])),
         "rounds": rounds,
+        "source_access": method.source_access,
         "counters": dict(method.counters),
         "cost": {
             "trainable_parameters": sum(p.numel() for p in method.trainable.values()),

@@ -54,8 +54,9 @@ class Method:
     class Hyperparameters(MethodHyperparameters):
         """No hyper-parameters."""
 
-    source_access: ClassVar[SourceAccess] = "none"
-    """What `prepare` may read of the source data."""
+    source_access: SourceAccess = "none"
+    """What `prepare` may read of the source data; `setup` may lower it for hyper-parameters that
+    need less."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
     passes_per_image: ClassVar[tuple[float, float] | None] = None
@@ -232,6 +233,8 @@ class Method:
             return False
         self._scaler.step(optimizer)
         self._scaler.update()
+        if torch.is_autocast_enabled(self.device.type):
+            torch.clear_autocast_cache()  # else half precision goes on with the old weights
         self.optimizer_zero_grad()
         return True
 

@@ -137,7 +137,7 @@ class EcoTTA(Method):
     def setup(self) -> None:
         """Cut the encoder into parts and put a meta part around each."""
         if not self.hp.warmup_epochs:
-            self.source_access = "none"  # type: ignore[assignment, misc] # no warm-up
+            self.source_access = "none"  # only a warm-up reads
         ends = encoder_parts(self.model, self.hp.parts)
         self.parts = nn.ModuleList(Part(first, last) for first, last in ends)
         convolutional = _is_stage(ends[0][0])
@@ -211,7 +211,6 @@ class EcoTTA(Method):
         self.passes.backward_images += len(images)
         if not self.update(self.distance()):
             return logits
-        torch.clear_autocast_cache()  # or half precision would go on with the weights before
         logits = self.model(images)
         self.update(self.entropy(logits))
         return logits

@@ -133,7 +133,7 @@ class ViDA(Method):
     def setup(self) -> None:
         """Adapters beside q, k, v and o; a teacher equal to the student."""
         if not self.hp.warmup_epochs:
-            self.source_access = "none"  # type: ignore[assignment, misc] # no warm-up
+            self.source_access = "none"  # only a warm-up reads
         self.scales = Scales()
         layers = inject_adapters(self.model, self.hp.rank_low, self.hp.rank_high, self.scales)
         self.split_parameters({id(p) for layer in layers for p in layer.adapters()})

@@ -71,7 +71,6 @@ def write_cell(
             "name": method,
             "preset": preset,
             "hyperparameters": hyperparameters,
-            "source_access": "none",
             "window": 0,
         },
         "benchmark": {
