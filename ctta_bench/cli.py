@@ -425,6 +425,36 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+@kind
+def parity(
+    method: Annotated[str | None, typer.Argument(help="Cases of this method alone.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="Folder of cases; the repository's.")] = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Hold methods against golden figures of the official implementations.
+
+    Example: `ctta-bench parity tent`
+    """
+    as_json = _check_format(format)
+    _load_plugins(plugin)
+    from dataclasses import asdict
+
+    from ctta_bench.parity import collect, repository_cases, verdict
+
+    wanted = registry.METHODS.find(method).name if method else None
+    verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
+    if as_json:
+        _print_json([asdict(v) for v in verdicts])
+    else:
+        from ctta_bench.console import parity_table
+
+        _out().print(parity_table(verdicts))
+    if any(v.agrees is False for v in verdicts):
+        raise typer.Exit(1)
+
+
 @new_app.command("method")
 @kind
 def new_method(

@@ -139,6 +139,24 @@ def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]
     return tables
 
 
+def parity_table(verdicts: list[Any]) -> Table:
+    """Golden cases: where they come from, how far ours is, and the verdict."""
+    rows = [
+        [
+            v.case,
+            v.method or "–",
+            f"{v.source} {v.commit[:8]}".strip(),
+            "–" if v.agrees is None else f"{v.difference:.1e}",
+            "–" if v.agrees is None else f"{v.tolerance:.0e}",
+            {True: "equal", False: "DIFFERS", None: "no method of ours"}[v.agrees],
+            v.detail,
+        ]
+        for v in verdicts
+    ]
+    columns = ["case", "method", "source", "largest difference", "tolerance", "verdict", "detail"]
+    return plain_table(columns, rows)
+
+
 def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:
     """A printer of one line a cell for consoles that show no bar."""
 

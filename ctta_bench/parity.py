@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ctta_bench.errors import DataError
+from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
@@ -53,8 +53,22 @@ class CaseFile:
         return tensors
 
 
-def collect(folders: Iterable[Path]) -> dict[str, CaseFile]:
-    """All cases by name, of `folders` and of those in CTTA_BENCH_PARITY."""
+def repository_cases() -> Path:
+    """The folder of cases in the repository that the package runs from.
+
+    Raises ConfigError if it is installed without one.
+    """
+    folder = Path(__file__).resolve().parent.parent / "tests" / "parity"
+    if not folder.is_dir():
+        raise ConfigError(
+            "parity: this installation has no golden cases beside it; name a folder with --cases "
+            "(tests/parity of the repository)."
+        )
+    return folder
+
+
+def collect(folders: Iterable[Path], method: str | None = None) -> dict[str, CaseFile]:
+    """Cases by name, of `folders` and of those in CTTA_BENCH_PARITY; of one method if given."""
     extra = [Path(p) for p in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if p]
     found = {}
     for folder in [*folders, *extra]:
@@ -62,7 +76,10 @@ def collect(folders: Iterable[Path]) -> dict[str, CaseFile]:
             raise DataError(f"{folder}: holds no folder `cases` of golden cases.")
         for file in sorted((folder / "cases").glob("*.json")):
             found[file.stem] = CaseFile(file.stem, folder)
-    return found
+    if method is None:
+        return found
+    served = {name: translate(file.read()) for name, file in found.items()}
+    return {n: f for n, f in found.items() if served[n] and served[n].method == method}
 
 
 def translations() -> list[Any]:
@@ -73,7 +90,7 @@ def translations() -> list[Any]:
     return [t for module in modules for t in module.TRANSLATIONS]
 
 
-def translate(case: dict[str, Any]) -> Any | None:
+def translate(case: dict[str, Any]) -> Any:
     """The translation that serves `case`, or None if no method of ours does."""
     return next((t for t in translations() if t.matches(case)), None)
 
@@ -158,6 +175,73 @@ def play(file: CaseFile, dtype: torch.dtype) -> Play:
     return played
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """How far a case is from our method, in float64, and whether everything recorded agrees.
+
+    `method` is "" and `agrees` None for a case that no method of ours serves.
+    """
+
+    case: str
+    method: str
+    source: str
+    commit: str
+    difference: float = math.nan
+    tolerance: float = math.nan
+    agrees: bool | None = None
+    detail: str = ""
+
+
+def verdict(file: CaseFile) -> Verdict:
+    """Play a case in float64 and float32 and compare all that was recorded of it."""
+    case = file.read()
+    translation = translate(case)
+    about = (file.name, translation.method if translation else "", case["source"])
+    commit = case.get("commit", "-")
+    if translation is None:
+        return Verdict(*about, commit)
+    if case.get("kind") == "function":
+        wrong = [w for t in (torch.float64, torch.float32) for w in function_mismatches(file, t)]
+        worst, limit = function_difference(file)
+        return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
+    exact, single, limits = play(file, torch.float64), play(file, torch.float32), case["tolerance"]
+    if not exact.logits:
+        worst, limit = statistics_difference(single), limits["logits_abs"]
+        return Verdict(*about, commit, worst, limit, worst <= limit)
+    worst, limit = largest_difference(exact, "logits64_"), limits["logits64_abs"]
+    wrong = tensor_mismatches(single)
+    wrong += ["logits in float64"] * (worst > limit)
+    wrong += ["logits in float32"] * (largest_difference(single, "logits_") > limits["logits_abs"])
+    return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
+
+
+def statistics_difference(played: Play) -> float:
+    """Largest difference of source statistics from the recorded ones; inf if there are none."""
+    pairs = [(ours, played.recorded.get(name)) for name, ours in played.tensors.items()]
+    return max((_difference(o, t) for o, t in pairs if t is not None), default=math.inf)
+
+
+def function_difference(file: CaseFile) -> tuple[float, float]:
+    """Largest difference of a function's outputs in float64, and the tolerance of that output."""
+    case, recorded = file.read(), file.recorded()
+    ours = translate(case).run_function(case, _inputs(recorded, torch.float64))
+    found = []
+    for name, facts in case["outputs"].items():
+        theirs = recorded[f"out/{name}" if facts.get("exact") else f"out64/{name}"]
+        limit = 0.0 if facts.get("exact") else float(facts["tolerance64"])
+        found.append((_difference(ours.get(name), theirs), limit))
+    return max(found)
+
+
+def _inputs(recorded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs of a function case, floats in `dtype`."""
+    return {
+        key.removeprefix("in/"): value.to(dtype) if value.is_floating_point() else value
+        for key, value in recorded.items()
+        if key.startswith("in/")
+    }
+
+
 def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
     """What our code computes otherwise than a case of kind "function", a phrase each.
 
@@ -169,12 +253,7 @@ def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
     prefix, tolerance = (
         ("out64/", "tolerance64") if dtype == torch.float64 else ("out/", "tolerance")
     )
-    inputs = {
-        key.removeprefix("in/"): value.to(dtype) if value.is_floating_point() else value
-        for key, value in recorded.items()
-        if key.startswith("in/")
-    }
-    ours = translation.run_function(case, inputs)
+    ours = translation.run_function(case, _inputs(recorded, dtype))
     # Whole numbers are recorded once, for they are the same in both precisions.
     theirs = {
         name: recorded[f"out/{name}" if facts.get("exact") else f"{prefix}{name}"]

@@ -392,3 +392,34 @@ def test_verbose_lists_tell_hyper_parameters_ranges_and_presets(invoke: Invoke) 
     lr = next(field for field in tent["hyperparameters"] if field["name"] == "lr")
     assert (lr["type"], lr["range"], lr["default"]) == ("float", ">= 0", 0.001)
     assert tent["presets"]["code"]["cifar10_c"]["optimizer"] == "adam"
+
+
+def test_parity_prints_source_difference_and_verdict(invoke: Invoke) -> None:
+    result = invoke("parity", "tent", "--format", "json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert {row["method"] for row in rows} == {"tent"}
+    assert all(row["agrees"] and row["commit"] for row in rows)
+    assert "DequanWang/tent" in invoke("parity", "tent").stdout
+
+
+def test_parity_takes_further_folders_and_fails_where_figures_differ(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    golden = TOY.parent / "parity"
+    for part in ("model", "stream"):
+        shutil.copytree(golden / part, tmp_path / "mine" / part)
+    (tmp_path / "mine" / "cases").mkdir()
+    for suffix in (".json", ".safetensors"):
+        source = golden / "cases" / f"tent_ln_sgd{suffix}"
+        shutil.copy(source, tmp_path / "mine" / "cases" / f"anything{suffix}")
+    file = tmp_path / "mine" / "cases" / "anything.json"
+    file.write_text(file.read_text().replace('"lr": 0.001', '"lr": 0.002'))
+    monkeypatch.setenv("CTTA_BENCH_PARITY", str(tmp_path / "mine"))
+    result = invoke("parity", "tent", "--format", "json")
+    assert result.exit_code == 1
+    (row,) = (r for r in json.loads(result.stdout) if r["case"] == "anything")
+    assert row["agrees"] is False and "logits in float64" in row["detail"]
+    refused(invoke("parity", "tent", "--cases", tmp_path), "holds no folder `cases`")

@@ -52,7 +52,24 @@ def tensors(method: Method) -> dict[str, Tensor]:
     return found
 
 
-TRANSLATIONS = tuple(
-    Translation("wangkunyu241/PAID", words, "paid", official, lay_start, tensors)
-    for words in ("DORA_ALIGN", "HRAInjectedLinear")
+def statistics(case: Case) -> dict[str, Any]:
+    """Settings of the code that reads the source; ln(1000)/2 - 1 keeps all of ten classes."""
+    settings = case["hyper_parameters"]
+    return {
+        "source_samples": settings["num_samples"],
+        "entropy_filter": "1000" not in settings["threshold"],
+    }
+
+
+def source_tensors(method: Method) -> dict[str, Tensor]:
+    """The source statistics by their recorded names."""
+    return {"aux/source_mean": method.source.mean, "aux/source_std": method.source.std}
+
+
+TRANSLATIONS = (
+    *(
+        Translation("wangkunyu241/PAID", words, "paid", official, lay_start, tensors)
+        for words in ("DORA_ALIGN", "HRAInjectedLinear")
+    ),
+    Translation("wangkunyu241/PAID", "obtain_src_stat", "paid", statistics, tensors=source_tensors),
 )

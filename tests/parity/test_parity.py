@@ -6,25 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctta_bench.alignment import filter_limit, source_statistics
-from ctta_bench.model import SourceModel
 from ctta_bench.parity import (
     CaseFile,
-    CaseSource,
     collect,
     function_mismatches,
     largest_difference,
-    load_file,
     play,
+    statistics_difference,
     tensor_mismatches,
-    tiny_vit,
     translate,
 )
 
 HERE = Path(__file__).parent
 CASES = collect([HERE])
 SERVED = {name: file.read() for name, file in CASES.items() if translate(file.read()) is not None}
-RUNS = [name for name, case in SERVED.items() if case.get("kind") != "function"]
+RUNS = [n for n, c in SERVED.items() if c.get("kind") != "function" and c["per_batch"]]
+STATISTICS = [n for n, c in SERVED.items() if c.get("kind") != "function" and not c["per_batch"]]
 FUNCTIONS = [name for name, case in SERVED.items() if case.get("kind") == "function"]
 
 
@@ -85,22 +82,12 @@ def test_the_fisher_information_equals_the_official_one() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["paid_source_stats_all", "paid_source_stats_filtered"])
+@pytest.mark.parametrize("name", STATISTICS)
 def test_source_statistics_equal_the_official_ones(name: str) -> None:
-    case, recorded = CASES[name].read(), CASES[name].recorded()
-    limit = filter_limit(1000 if "1000" in case["hyper_parameters"]["threshold"] else 10)
-    network = tiny_vit()
-    network.load_state_dict(load_file(HERE / "model" / "tiny_vit.safetensors"))
-    images = load_file(HERE / "stream" / "stream.safetensors")["source_images"] / 255
-    statistics = source_statistics(
-        SourceModel(network.eval()),
-        CaseSource(images, torch.zeros(64)).batches(),
-        samples=case["hyper_parameters"]["num_samples"],
-        entropy_limit=limit,
-    )
-    assert statistics.images == case["kept_images"]
-    torch.testing.assert_close(statistics.mean, recorded["aux/source_mean"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(statistics.std, recorded["aux/source_std"], atol=1e-5, rtol=0)
+    played = play(CASES[name], torch.float32)
+    assert played.method.source.images == played.case["kept_images"]
+    assert set(played.tensors) <= set(played.recorded)
+    assert statistics_difference(played) <= 1e-5
 
 
 def test_a_comparison_that_should_fail_fails() -> None:
