@@ -148,7 +148,9 @@ def train(name: str, data: Path, seed: int, epochs: int) -> None:
         "clean_accuracy": round(accuracy(network, *test), 2),
         "torch": torch.__version__,
     }
-    save_file({k: v.contiguous() for k, v in weights.items()}, EMBEDDED / f"{name}.safetensors")
+    file = EMBEDDED / f"{name}.safetensors"
+    save_file({k: v.contiguous() for k, v in weights.items()}, file)
+    file.chmod(0o644)  # safetensors writes it for its owner alone
     (EMBEDDED / f"{name}.json").write_text(json.dumps(card, indent=2) + "\n")
     print(json.dumps(card, indent=2))
 
