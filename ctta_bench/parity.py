@@ -166,7 +166,9 @@ def play(file: CaseFile, dtype: torch.dtype) -> Play:
         precision="float64" if dtype == torch.float64 else "float32",
     )
     method.start(source if method.source_access != "none" else None)
-    translation.lay_start(method, case, recorded)
+    # Some official codes start with a memory of images from before the stream.
+    images = stream["source_images"].to(dtype) / 255
+    translation.lay_start(method, case, recorded | {"source_images": images})
     played = Play(case, recorded, method, [], {})
     for number in range(sum(key.startswith("logits_") for key in recorded)):
         played.logits.append(method(stream[f"images_{number}"].to(dtype) / 255))

@@ -29,7 +29,19 @@ from tests.methods import (
 
 ALL = METHODS.names()
 # Those that take one gradient step on every batch and score the logits before it.
-STEPPING = ("pseudo_label", "tent", "sar", "paid", "lora", "dora", "eta", "eata", "ecotta", "rdumb")
+STEPPING = (
+    "pseudo_label",
+    "tent",
+    "sar",
+    "paid",
+    "lora",
+    "dora",
+    "eta",
+    "eata",
+    "ecotta",
+    "rdumb",
+    "cmae",
+)
 FAST = {"lr": 0.01}
 # Steps that a toy model shows, and thresholds of SAR and EATA out of the way: every image is
 # reliable, none is redundant, and nothing is reset.
@@ -48,6 +60,8 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "cotta": FAST | {"views": 2, "confidence_threshold": 2.0},
     "rotta": FAST | {"memory_size": 8, "update_every": 6, "teacher_rate": 0.5},
     "rdumb": FAST | {"margin": 1.0, "max_similarity": 2.0, "reset_every": 5},
+    "cmae": FAST | {"views": 2},
+    "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
 
@@ -255,6 +269,8 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("vida", 4, 1),
         ("ecotta", 1, 1),
         ("vdp", 2, 1),
+        ("cmae", 4, 1),
+        ("dept", 4, 1),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:

@@ -1,0 +1,70 @@
+"""Continual-MAE: RanXu2000/continual-mae, its CIFAR-10 form, and its targets alone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta_bench.methods.official import (
+    Case,
+    Recorded,
+    RecordedAugmentation,
+    RecordedRestore,
+    Translation,
+    optimizer,
+)
+from ctta_bench.registry import METHODS
+
+
+def official(case: Case) -> dict[str, Any]:
+    """Settings of the official code."""
+    settings = case["hyper_parameters"]
+    return optimizer(settings["optimizer"]) | {
+        "views": settings["n_aug"],
+        "mask_ratio": settings["mask_ratio"],
+        "hog_ratio": settings["hog_ratio"],
+        "restore_probability": settings["rst"],
+        "faithful": True,
+    }
+
+
+@torch.no_grad()
+def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded projection, views and restorations, and what is added so that no gradients tie."""
+    method.augment = RecordedAugmentation()
+    weights = dict(method.model.network.named_parameters())
+    source = {name: value.clone() for name, value in weights.items()}
+    if case["restore_order"]:
+        method.restore = RecordedRestore(weights, source, case, recorded)
+    if "aux/start_projection_weight" in recorded:
+        method.projection.weight.copy_(recorded["aux/start_projection_weight"])
+    adapt, unequal = method.adapt, recorded["aux/tiebreak"].to(method.model.mean)
+    method.adapt = lambda images: adapt(images + unequal)
+
+
+def targets(case: Case, inputs: Recorded) -> dict[str, Tensor]:
+    """Histograms and what the masked patches are to give."""
+    cmae = METHODS.get("cmae")
+    histograms = cmae.hog(inputs["images"], case["hyper_parameters"]["cell"])
+    return {
+        "hog": histograms,
+        "targets_of_masked_patches": cmae.patch_targets(histograms)[inputs["mask"]],
+    }
+
+
+TRANSLATIONS = (
+    Translation(
+        "RanXu2000/continual-mae",
+        "continual_mae.py: Continual_MAE",
+        "cmae",
+        official,
+        lay_start,
+    ),
+    Translation(
+        "RanXu2000/continual-mae",
+        "_get_hog_label_2d",
+        "cmae",
+        lambda case: {},
+        run_function=targets,
+    ),
+)

@@ -1,0 +1,130 @@
+"""DePT: yhygao/DePT, its prompted network, its update and its losses, with recorded start values.
+
+Its update runs over the epochs of a target set; the cases feed it one batch an epoch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ctta_bench.methods.official import Case, Recorded, RecordedAugmentation, Translation
+from ctta_bench.registry import METHODS
+
+# Names of what learns: theirs, ours. Their heads' norms are fixed at 1.
+RENAMED = (
+    ("prompt_list.", "prompts."),
+    ("dinohead.", "heads."),
+    ("head.", "classifier."),
+    ("last_layer.weight_v", "directions"),
+)
+
+
+def network_alone(case: Case) -> dict[str, Any]:
+    """Settings of the forward pass alone: nothing moves."""
+    sizes = {key: case["hyper_parameters"][key] for key in ("stages", "prompts")}
+    return sizes | {"lr": 0.0}
+
+
+def official(case: Case) -> dict[str, Any]:
+    """Settings of the official code."""
+    settings = case["hyper_parameters"]
+    return {
+        "lr": settings["lr"],
+        "weight_decay": settings["weight_decay"],
+        "cosine_steps": len(case["per_batch"]),
+        "clip": settings["clip_grad"],
+        "stages": settings["stages"],
+        "prompts": settings["prompts"],
+        "teacher_momentum": settings["teacher_m"],
+        "neighbours": settings["neighbours"],
+        "bank_size": settings["bank_size"],
+        "dino": True,
+        "hidden": settings["hidden_dim"],
+        "bottleneck": settings["bottleneck_dim"],
+        "outputs": settings["dino_out_dim"],
+        "cls_weight": settings["beta"],
+        "prompt_weight": settings["beta2"],
+        "prompt_diversity": settings["lam"],
+        "class_diversity": settings["eta"],
+        "faithful": True,
+    }
+
+
+def their_name(name: str) -> str:
+    """The official name of one of our tensors."""
+    for theirs, ours in RENAMED:
+        name = name.replace(ours, theirs)
+    return name
+
+
+def tensors(method: Any) -> dict[str, Tensor]:
+    """The student's tensors under the official names."""
+    return {their_name(name): tensor.detach() for name, tensor in method.trainable.items()}
+
+
+@torch.no_grad()
+def lay_prompts(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded prompts and heads, for student and teacher."""
+    for name, parameter in method.student.named_parameters():
+        theirs = their_name(name).replace("prompt_list.", "prompt_")
+        value = recorded.get(f"aux/start_{theirs}", recorded.get(f"aux/start_student_{theirs}"))
+        if value is not None:
+            parameter.copy_(value)
+    method.teacher.load_state_dict(method.student.state_dict())
+
+
+def plain_view(images: Tensor, size: Any) -> Tensor:
+    """The cases' weak view: the batch itself."""
+    return images
+
+
+@torch.no_grad()
+def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+    """The same, the recorded views, and a bank filled by the student from source images."""
+    lay_prompts(method, case, recorded)
+    method.weak_view, method.strong_view = plain_view, RecordedAugmentation()
+    for images in recorded["source_images"][: case["hyper_parameters"]["bank_size"]].split(16):
+        seen = method.passed(images, method.student)
+        method.bank.add(seen.features, seen.logits.softmax(1))
+
+
+def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
+    """All terms, their sum and its gradients, the neighbours, and the centre after the batch."""
+    dept = METHODS.get("dept")
+    hp, stages = dept.Hyperparameters(), range(case["hyper_parameters"]["stages"])
+    learning = ["student_cls", "student_logits", *(f"student_prompt_{i}" for i in stages)]
+    given = inputs | {name: inputs[name].clone().requires_grad_() for name in learning}
+    students = [given[f"student_prompt_{i}"] for i in stages]
+    teachers = [given[f"teacher_prompt_{i}"] for i in stages]
+    bank = (given["bank_features"], given["bank_probs"], case["hyper_parameters"]["neighbours"])
+    probs = dept.neighbour_probs(given["features"], *bank)
+    found = {
+        "cross_entropy": cross_entropy(given["student_logits"], probs.argmax(1)),
+        "dino_cls": dept.distillation(given["student_cls"], given["teacher_cls"], given["center"]),
+        "dino_prompt": dept.consistency_of_prompts(students, teachers),
+        "prompt_diversity": dept.diversity_of_prompts(students),
+        "class_diversity": dept.diversity_of_classes(given["student_logits"]),
+    }
+    factors = (1, hp.cls_weight, hp.prompt_weight, hp.prompt_diversity, hp.class_diversity)
+    total = sum((w * t for w, t in zip(factors, found.values(), strict=True)), torch.zeros(()))
+    gradients = torch.autograd.grad(total, [given[name] for name in learning])
+    found = {name: term.detach().reshape(1) for name, term in (found | {"total": total}).items()}
+    found |= {f"grad_{name}": g for name, g in zip(learning, gradients, strict=True)}
+    centre = dept.next_centre(given["center"], given["teacher_cls"], summed=True)
+    labels = {"neighbour_probs": probs, "pseudo_labels": probs.argmax(1)}
+    return found | labels | {"center_after": centre}
+
+
+TRANSLATIONS = (
+    Translation("yhygao/DePT", "classifier.py: ViT_DePT", "dept", network_alone, lay_prompts),
+    Translation("yhygao/DePT", "target_dino.py: train_epoch", "dept", official, lay_start, tensors),
+    Translation(
+        "yhygao/DePT",
+        "losses.py: DINOLoss, div, classification_loss",
+        "dept",
+        lambda case: {},
+        run_function=losses,
+    ),
+)
