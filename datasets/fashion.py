@@ -31,6 +31,9 @@ class FashionSettings(CorruptionSettings):
 
     batch_size: int = Field(50, ge=1, description="images a batch")
     order: Literal["file", "shuffled"] = Field("shuffled", description="order inside a domain")
+    parameters: Literal["cifar", "imagenet"] = Field(
+        "cifar", description="table of the corruptions' strengths; imagenet's is far harsher here"
+    )
 
 
 class CorruptedImages:
@@ -54,7 +57,7 @@ class FashionC(Benchmark):
     default_model = "fashion_vit"
     version = VERSION
     needs_root = False
-    provenance = f"self-made corruptions (version {VERSION}, CIFAR parameters)"
+    provenance = f"self-made corruptions (version {VERSION})"
 
     def domain_names(self) -> tuple[str, ...]:
         """The 15 corruptions in the field's order."""
@@ -88,7 +91,9 @@ class FashionC(Benchmark):
 
     def _cache(self) -> CorruptedCache:
         root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
-        return CorruptedCache(EMBEDDED / "fashion_test.npz", Path(root), SIDE)
+        return CorruptedCache(
+            EMBEDDED / "fashion_test.npz", Path(root), SIDE, self.settings.parameters
+        )
 
 
 def read(split: str) -> tuple[np.ndarray, np.ndarray]:
