@@ -184,7 +184,9 @@ def test_glass_blur_equals_that_of_the_independent_package(
 def test_impulse_noise_has_the_moments_of_the_independent_package(oracle, large_photograph):
     ours, theirs = both(oracle, large_photograph, "impulse_noise")  # other random numbers
     changes = [levels_apart(made, large_photograph).mean(axis=(1, 2, 3)) for made in (ours, theirs)]
-    np.testing.assert_allclose(*changes, rtol=0.03)
+    # Theirs ignores every seed. At severity 1 some 4,500 values change: a share has a deviation of
+    # 1.5 %, the difference of two 2.1 %; four of these.
+    np.testing.assert_allclose(*changes, rtol=0.085)
     np.testing.assert_allclose(ours.std(axis=(1, 2)), theirs.std(axis=(1, 2)), rtol=0.02)
 
 
