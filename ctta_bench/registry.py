@@ -159,7 +159,10 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
     values = {}
     for item in node.body:
         match item:
-            case ast.Assign(targets=[ast.Name(id=key)], value=value):
+            case (
+                ast.Assign(targets=[ast.Name(id=key)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
+            ):
                 try:
                     values[key] = ast.literal_eval(value)
                 except ValueError:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from ctta_bench.errors import MethodError
-from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.method import Method, OptimizerHyperparameters, SourceAccess, softmax_entropy
 from ctta_bench.model import BATCH_NORMS, SourceModel
 from ctta_bench.registry import METHODS
 
@@ -112,7 +112,7 @@ class EcoTTA(Method):
 
     paper = "https://arxiv.org/abs/2303.01904"
     checked_against = "second implementation"
-    source_access = "labelled"
+    source_access: SourceAccess = "labelled"
     passes_per_image = (1, 1)
     checked_with = {"margin": 1.1}  # every image is below it
 

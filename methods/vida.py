@@ -30,6 +30,7 @@ from ctta_bench.injection import role_layers
 from ctta_bench.method import (
     Method,
     OptimizerHyperparameters,
+    SourceAccess,
     ema_update,
     soft_cross_entropy,
     stochastic_restore,
@@ -102,7 +103,7 @@ class ViDA(Method):
 
     paper = "https://arxiv.org/abs/2306.04344"
     checked_against = "official code"
-    source_access = "labelled"
+    source_access: SourceAccess = "labelled"
     passes_per_image = (12, 1)  # ten views, teacher, student
     exempt = {"learning_rate_zero_is_source": "the adapters have a rate of their own"}
 

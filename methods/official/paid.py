@@ -61,7 +61,7 @@ def statistics(case: Case) -> dict[str, Any]:
     }
 
 
-def source_tensors(method: Method) -> dict[str, Tensor]:
+def source_tensors(method: Any) -> dict[str, Tensor]:
     """The source statistics by their recorded names."""
     return {"aux/source_mean": method.source.mean, "aux/source_std": method.source.std}
 
