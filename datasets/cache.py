@@ -4,6 +4,7 @@ A worker is this module run as a program, so that making images never depends on
 own program was started, and loads neither torch nor a model.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -36,9 +37,9 @@ class CorruptedCache:
     parameters: str = "cifar"
     seed: int = 0
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
-        """Where the shards of this version are."""
+        """Where the shards of this version are (the clean images are hashed once)."""
         digest = hashlib.sha256(self.clean.read_bytes())
         digest.update(
             f"{self.side} {self.parameters} {self.seed} {SHARD} {corruptions.VERSION}".encode()
@@ -70,6 +71,7 @@ class CorruptedCache:
         ]
         if not tasks:
             return
+        _mapped.cache_clear()  # what is made anew must not be read from its old map
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -134,9 +136,7 @@ class CorruptedCache:
         """Images uint8 [k, 3, side, side] by number; they must have been made."""
         out = np.empty((len(index), 3, self.side, self.side), np.uint8)
         for number in np.unique(index // SHARD):
-            shard = np.load(
-                self.shard(corruption, severity, int(number)), mmap_mode="r", allow_pickle=False
-            )
+            shard = _mapped(self.shard(corruption, severity, int(number)))
             where = np.flatnonzero(index // SHARD == number)
             out[where] = shard[index[where] - number * SHARD]
         return out
@@ -161,6 +161,12 @@ class CorruptedCache:
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=32)
+def _mapped(file: Path) -> np.ndarray:
+    """A shard as a memory map; opening one costs more than reading a batch from it."""
+    return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def padded(file: Path, side: int) -> np.ndarray:

@@ -80,7 +80,7 @@ def test_progress_is_reported_up_to_the_total(few: CorruptedCache) -> None:
 def test_a_hash_of_the_pictures_is_in_the_name_of_the_cache(few: CorruptedCache) -> None:
     before = few.folder
     np.savez(few.clean, images=np.zeros((3, 14, 14), np.uint8), labels=np.zeros(3, np.uint8))
-    assert few.folder != before
+    assert CorruptedCache(few.clean, few.root, few.side).folder != before
 
 
 @pytest.mark.parametrize("name", ["fashion_vit", "fashion_cnn"])
