@@ -125,8 +125,8 @@ def train(name: str, data: Path, seed: int, first_phase: int) -> None:
     recipe = RECIPES[name]
     images, labels = load(data, "train")
     test = load(data, "t10k")
-    targets = soft_targets(images, labels, recipe["teacher"])
     torch.manual_seed(seed)
+    targets = soft_targets(images, labels, recipe["teacher"])
     network = MODELS.get(name)()
     for number, phase in enumerate(recipe["phases"]):
         generator = torch.Generator().manual_seed(seed + number)
