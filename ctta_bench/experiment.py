@@ -1,6 +1,7 @@
 """Experiment files: from methods, benchmarks, regimes and seeds to validated cells."""
 
 import difflib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ class MethodEntry(BaseModel):
 
     name: str
     preset: str = "default"
+    models: tuple[str, ...] = Field((), description="instead of the experiment's")
     set: dict[str, Any] = {}
 
 
@@ -77,33 +79,43 @@ def expand(
     """All cells of an experiment, resolved. Raises ConfigError that lists every problem at once."""
     cells: dict[str, Cell] = {}
     problems: list[str] = []
-    for benchmark in benchmarks or experiment.benchmarks:
-        for model in experiment.models:
-            for regime in experiment.preprocessing:
-                for number, entry in enumerate(experiment.methods):
-                    for seed in seeds or experiment.seeds:
-                        values = {
-                            "method": entry.name,
-                            "preset": entry.preset,
-                            "benchmark": benchmark,
-                            "model": model,
-                            "preprocessing": regime,
-                            "precision": experiment.precision,
-                            "seed": seed,
-                            "data_root": data_root,
-                            "experiment": experiment.name,
-                            "set": experiment.set | entry.set | (overrides or {}),
-                        }
-                        try:
-                            cell = resolve(validate(CellRequest, values, "cell"))
-                        except CttaBenchError as error:
-                            problem = f"methods[{number}]: {error}"
-                            if problem not in problems:
-                                problems.append(problem)
-                            continue
-                        if cell.id in cells:
-                            problems.append(f"methods[{number}]: gives the cell {cell.id} again.")
-                        cells[cell.id] = cell
+    for number, values in _requests(experiment, benchmarks, seeds):
+        values |= {"data_root": data_root, "set": values["set"] | (overrides or {})}
+        try:
+            cell = resolve(validate(CellRequest, values, "cell"))
+        except CttaBenchError as error:
+            problem = f"methods[{number}]: {error}"
+            if problem not in problems:
+                problems.append(problem)
+            continue
+        if cell.id in cells:
+            problems.append(f"methods[{number}]: gives the cell {cell.id} again.")
+        cells[cell.id] = cell
     if problems:
         raise ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
     return list(cells.values())
+
+
+def _requests(
+    experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The product of an experiment's lists: number of the method's entry, values of the request."""
+    for benchmark in benchmarks or experiment.benchmarks:
+        for regime in experiment.preprocessing:
+            for number, entry in enumerate(experiment.methods):
+                for model in entry.models or experiment.models:
+                    for seed in seeds or experiment.seeds:
+                        yield (
+                            number,
+                            {
+                                "method": entry.name,
+                                "preset": entry.preset,
+                                "benchmark": benchmark,
+                                "model": model,
+                                "preprocessing": regime,
+                                "precision": experiment.precision,
+                                "seed": seed,
+                                "experiment": experiment.name,
+                                "set": experiment.set | entry.set,
+                            },
+                        )

@@ -158,3 +158,13 @@ def test_hyper_parameters_are_chosen_on_no_test_corruption() -> None:
     chosen_on = load_experiment("holdout").set["benchmark.domains"]
     assert set(chosen_on) == set(HOLD_OUT)
     assert not set(chosen_on) & set(CORRUPTIONS)
+
+
+def test_a_method_may_name_the_models_that_it_serves(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(
+        "methods: [source, {name: paid, models: [toy_vit]}]\nbenchmarks: [toy]\n"
+        "models: [toy_vit, toy_cnn]\n"
+    )
+    cells = expand(load_experiment(str(tmp_path / "e.yaml")))
+    pairs = [(c.record["method"]["name"], c.record["model"]["name"]) for c in cells]
+    assert pairs == [("source", "toy_vit"), ("source", "toy_cnn"), ("paid", "toy_vit")]
