@@ -7,25 +7,19 @@ plug-in like a user's: tests load it by path, in this process and in others.
 import numpy as np
 import torch
 from pydantic import Field
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.stream import ArrayImages, Benchmark, ImageSet, StreamSettings
+from ctta_bench.testing import SIDE, tiny_vit
 
-CLASSES, SIDE, IMAGES = 10, 16, 40
+CLASSES, IMAGES = 10, 40
 
 
 @MODELS.register_module("toy_vit")
 def toy_vit() -> nn.Module:
     """ViT of width 24 and depth 4 with fixed random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        network = VisionTransformer(
-            img_size=SIDE, patch_size=8, embed_dim=24, depth=4, num_heads=2, num_classes=CLASSES
-        )
-        for parameter in network.parameters():
-            parameter.data.add_(0.3 * torch.randn_like(parameter))
+    network = tiny_vit()
     network.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "input_size": (3, SIDE, SIDE)}
     return network
 
