@@ -102,7 +102,6 @@ class Benchmark(ABC):
     num_classes: int = 0
     default_model: ClassVar[str] = ""
     version: ClassVar[int] = 1  # raised when the images change under the same name
-    needs_root: ClassVar[bool] = True
     provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
     name: str = ""
 

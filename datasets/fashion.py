@@ -56,7 +56,6 @@ class FashionC(Benchmark):
     num_classes = 10
     default_model = "fashion_vit"
     version = VERSION
-    needs_root = False
     provenance = f"self-made corruptions (version {VERSION})"
 
     def domain_names(self) -> tuple[str, ...]:

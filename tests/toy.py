@@ -75,7 +75,6 @@ class Toy(Benchmark):
     name = "toy"
     num_classes = CLASSES
     default_model = "toy_vit"
-    needs_root = False
 
     def domain_names(self) -> tuple[str, ...]:
         return ("clean", "dark", "noise")
