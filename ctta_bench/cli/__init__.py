@@ -1,0 +1,58 @@
+"""The command `ctta-bench`. No logic here: each command builds, calls and prints.
+
+A command is a function in one of the modules beside this one; here they get their names.
+"""
+
+import signal
+from typing import Annotated
+
+import typer
+
+from ctta_bench import __version__
+from ctta_bench.cli import authoring, data, listing, reporting, running
+from ctta_bench.cli.shared import State
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Continual test-time adaptation: every method, every benchmark, one protocol.",
+)
+new_app = typer.Typer(no_args_is_help=True, help="Skeletons to start from.")
+data_app = typer.Typer(no_args_is_help=True, help="The data of a benchmark.")
+app.add_typer(data_app, name="data")
+app.add_typer(new_app, name="new")
+
+app.command("list")(listing.list_entries)
+app.command()(running.run)
+app.command()(running.grid)
+app.command()(running.status)
+app.command()(reporting.report)
+app.command()(authoring.check)
+app.command()(authoring.parity)
+new_app.command("method")(authoring.new_method)
+data_app.command("check")(data.data_check)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ctta-bench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+    State.debug = debug
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    # A scheduler's or a user's polite kill is answered like Ctrl-C: checkpoint, then leave.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app()

@@ -1,0 +1,97 @@
+"""For authors of methods: conformance, parity and a skeleton."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctta_bench import registry
+from ctta_bench.cli.shared import (
+    Format,
+    Plugin,
+    check_format,
+    error_printer,
+    kind,
+    load_plugins,
+    print_json,
+    printer,
+)
+from ctta_bench.errors import ConfigError
+
+
+@kind
+def check(
+    method: Annotated[str | None, typer.Argument(help="A method, or --all.")] = None,
+    all_methods: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Hold a method against what every method owes, on a tiny model, in seconds.
+
+    Example: `ctta-bench check confident --plugin my_method.py`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    if (method is None) != all_methods:
+        raise ConfigError("check: name one method, or give --all.")
+    names = registry.METHODS.names() if all_methods else [registry.METHODS.find(method or "").name]
+    from dataclasses import asdict
+
+    from ctta_bench.testing import check_method
+
+    outcomes = [outcome for name in names for outcome in check_method(name)]
+    if as_json:
+        print_json([asdict(outcome) for outcome in outcomes])
+    else:
+        from ctta_bench.console import plain_table
+
+        rows = [[o.method, o.check.replace("_", " "), o.state, o.detail] for o in outcomes]
+        printer().print(plain_table(["method", "check", "state", "detail"], rows))
+    failed = sum(not outcome.passed for outcome in outcomes)
+    if failed:
+        error_printer().print(f"{failed} of {len(outcomes)} checks failed", highlight=False)
+        raise typer.Exit(1)
+
+
+@kind
+def parity(
+    method: Annotated[str | None, typer.Argument(help="Cases of this method alone.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="Folder of cases; the repository's.")] = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Hold methods against golden figures of the official implementations.
+
+    Example: `ctta-bench parity tent`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from dataclasses import asdict
+
+    from ctta_bench.parity import collect, repository_cases, verdict
+
+    wanted = registry.METHODS.find(method).name if method else None
+    verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
+    if as_json:
+        print_json([asdict(v) for v in verdicts])
+    else:
+        from ctta_bench.console import parity_table
+
+        printer().print(parity_table(verdicts))
+    if any(v.agrees is False for v in verdicts):
+        raise typer.Exit(1)
+
+
+@kind
+def new_method(
+    name: Annotated[str, typer.Argument(help="The name that users will type.")],
+    out: Annotated[Path, typer.Option(help="Folder that takes the two files.")] = Path(),
+) -> None:
+    """Write a method that runs as it is, and its test.
+
+    Example: `ctta-bench new method my_method`
+    """
+    from ctta_bench.scaffold import new_method as write
+
+    method, test = write(name, out)
+    typer.echo(f"{method}\n{test}\nnext: ctta-bench check {method.stem} --plugin {method}")
