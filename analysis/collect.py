@@ -39,15 +39,16 @@ CELL_COLUMNS = [
     "cell", "path", "experiment", "method", "preset", "hyperparameters", "window", "benchmark",
     "setting", "model", "model_sha256", "preprocessing", "normalisation", "precision", "seed",
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
-    "reason", "metric", "skipped_updates", "resets", "source_accuracy", "order_sha256",
-    "corruptions", *COST_COLUMNS, *VERSION_COLUMNS,
+    "reason", "starts_from", "metric", "skipped_updates", "resets", "source_accuracy",
+    "order_sha256", "corruptions", "notes", *COST_COLUMNS, *VERSION_COLUMNS,
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "collapsed"]
 _NAMED_SETTINGS = {  # these have columns of their own
     "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
-    "mean", "std",
+    "mean", "std", "severities",
 }
 # fmt: on
+WARM_UP = "warm-up"  # the kind of a folder that holds no stream
 _BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
 
 
@@ -99,7 +100,10 @@ def load(directory: Path) -> Runs:
     domains: dict[str, list[dict[str, Any]]] = {}
     for folder in folders:
         try:
-            cell = _cell_row(folder)
+            content = read_cell(folder)
+            if content.get("kind") == WARM_UP:
+                continue  # it is no result: what it leaves has a cell of its own
+            cell = _cell_row(folder, content)
             if cell["cell"] in found and not _supersedes(cell, found[cell["cell"]]):
                 raise UnusableCellError(f"the same cell as {found[cell['cell']]['path']}")
             if cell["state"] == "done":
@@ -169,8 +173,7 @@ def _flat(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [row for part in rows.values() for row in part]
 
 
-def _cell_row(folder: Path) -> dict[str, Any]:
-    cell = read_cell(folder)
+def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
     try:
         return _configuration(folder, cell) | _environment(folder)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -201,13 +204,22 @@ def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
         "batch_size": benchmark["batch_size"],
         "examples": benchmark.get("examples"),
         "rounds": benchmark.get("rounds") or 1,
-        "severity": benchmark.get("severity"),
+        "severity": benchmark.get("severities") or benchmark.get("severity"),
         "domains": tuple(benchmark["domains"]),
         "details": _details(benchmark | preprocessing),
         "group": hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:8],
+        "notes": tuple(map(str, cell.get("notes") or ())),
         "state": state.state,
         "reason": state.reason,
+        "starts_from": _start(cell),
     }
+
+
+def _start(cell: Mapping[str, Any]) -> str:
+    """What a cell without adaptation scores: "warm-up" or "source"; "" for one that adapts."""
+    if cell.get("adapt", True):
+        return ""
+    return "warm-up" if cell.get("warmup") else "source"
 
 
 def _environment(folder: Path) -> dict[str, Any]:

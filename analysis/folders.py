@@ -17,7 +17,7 @@ HEARTBEAT_SECONDS = 60.0  # a lock without a heartbeat for longer belongs to a d
 STATES = ("done", "running", "failed", "incomplete")
 
 _CELL_FILES = {"batches.jsonl", "predictions.npz", "result.json", "env.json", "state.pt"}
-_OTHER_FOLDERS = {"report", "logs", "slurm"}
+_OTHER_FOLDERS = {"report", "looking", "logs", "slurm"}
 _TAIL_BYTES = 8192  # many times the longest line of batches.jsonl
 # The safe loader, in C where PyYAML was built with it.
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

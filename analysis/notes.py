@@ -79,6 +79,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _collapsed(runs, found),
             _lineage(runs.cells),
             _corruptions(runs.cells),
+            _chosen(found),
             _counted(found, "skipped_updates", "Updates skipped as their loss was not finite"),
             _counted(found, "resets", "Resets to the source model, by the method"),
             _versions(found),
@@ -140,6 +141,16 @@ def _lineage(cells: pd.DataFrame) -> Iterator[str]:
 def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
     for text in sorted(cells["corruptions"].dropna().unique()):
         yield f"Corruptions: {str(text).rstrip('.')}."
+
+
+def _chosen(found: Sequence[Row]) -> Iterator[str]:
+    """What cells say of themselves, e.g. that a preset was made for another model."""
+    users: dict[str, list[str]] = {}
+    for row in found:
+        for note in dict.fromkeys(note for notes in row.cells["notes"] for note in notes):
+            users.setdefault(note, []).append(row.label)
+    for note, labels in users.items():
+        yield f"{_listed(labels)}: {note}."
 
 
 def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:

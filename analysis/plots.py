@@ -56,7 +56,7 @@ def bar_figure(runs: Runs, stem: Path) -> list[Path]:
             [(row.label, row.mean, row.std, len(row.values)) for row in found],
             columns=["method", "mean", "std", "seeds"],
         )
-        return _save(figure, drawn, stem)
+        return save_figure(figure, drawn, stem)
 
 
 def stream_figure(runs: Runs, stem: Path) -> list[Path]:
@@ -94,7 +94,7 @@ def stream_figure(runs: Runs, stem: Path) -> list[Path]:
         axes.set_ylabel(f"error in % ({window_text(window)})")
         figure.suptitle(title(runs), x=0.01, ha="left", fontsize=10)
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
-        return _save(figure, drawn[columns], stem)
+        return save_figure(figure, drawn[columns], stem)
 
 
 def _draw_bars(axes: Axes, found: Sequence[Row]) -> None:
@@ -204,7 +204,8 @@ def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place:
     axes.plot(resets["images"], resets["smoothed"], "o", mfc="white", mec=colour, ms=7)
 
 
-def _save(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
+    """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths."""
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes

@@ -18,9 +18,13 @@ from markupsafe import Markup, escape
 
 from ctta_bench.analysis import notes
 from ctta_bench.analysis.collect import Runs, load
+from ctta_bench.analysis.costs import cost_table
 from ctta_bench.analysis.folders import STATES, is_report
+from ctta_bench.analysis.looks import DrawAttention, looks
 from ctta_bench.analysis.plots import bar_figure, stream_figure
+from ctta_bench.analysis.radar import settings_figure
 from ctta_bench.analysis.rows import HIGHER_IS_BETTER, metric_of, row_labels, rows, source_row
+from ctta_bench.analysis.sweeps import Sweep, batch_size_sweeps, sweep_figure, sweeps
 from ctta_bench.analysis.table import Table
 from ctta_bench.analysis.tables import main_table, round_table, significance_table, table_name
 from ctta_bench.errors import RunError
@@ -51,8 +55,13 @@ class Section:
     cells: list[dict[str, Any]]
 
 
-def write_report(directory: Path, output: Path | None = None) -> ReportFiles:
+def write_report(
+    directory: Path, output: Path | None = None, draw_attention: DrawAttention | None = None
+) -> ReportFiles:
     """Write `output` (default: DIRECTORY/report) with all that the runs below `directory` say.
+
+    Where runs kept their models, that is also the geometry of these and, with `draw_attention`,
+    what they attend to.
 
     The whole folder is made beside its place and swapped in, so that a report is never half new;
     an older report is replaced. Raises RunError if there is no cell, or if `output` exists and is
@@ -72,6 +81,13 @@ def write_report(directory: Path, output: Path | None = None) -> ReportFiles:
             section = _section(group, draft)
             sections.append(section)
             main_tables.append(section.tables[0])
+        for number, sweep in enumerate(batch_size_sweeps(runs)):
+            sections[0].figures.extend(
+                _sweep_figures([sweep], draft / "figures" / f"sizes-{number + 1}")
+            )
+        for look in looks(runs, draft, draw_attention):
+            shown = [(kind, text, _in_base64(png)) for kind, text, png in look.figures]
+            sections.append(Section(look.title, look.text, look.tables, shown, cells=[]))
         runs.results.to_csv(
             draft / "results.csv", index=False, float_format="%.10g", lineterminator="\n"
         )
@@ -110,29 +126,43 @@ def _swapped_in(output: Path) -> Iterator[Path]:
 
 
 def _section(group: Runs, draft: Path) -> Section:
-    tables = [t for t in (main_table(group), round_table(group), significance_table(group)) if t]
+    significance = significance_table(group)
+    made = (main_table(group), round_table(group), significance, cost_table(group))
+    tables = [table for table in made if table]
     for table in tables:
-        stem = draft / "tables" / table.name
-        for ending, text in (
-            ("md", table.to_markdown()),
-            ("tex", table.to_latex()),
-            ("csv", table.to_csv()),
-        ):
-            stem.with_name(f"{stem.name}.{ending}").write_text(text, "utf-8")
+        table.write(draft / "tables")
     name = draft / "figures" / table_name(group)
     figures = []
     for kind, text, draw in (
         ("means", "Mean by method; the dashed line is source", bar_figure),
+        ("settings", "PAID's settings by domain and on average", settings_figure),
         ("stream", "Error along the stream", stream_figure),
     ):
         if paths := draw(group, name.with_name(f"{name.name}-{kind}")):
-            figures.append((kind, text, base64.b64encode(paths[0].read_bytes()).decode()))
+            figures.append((kind, text, _in_base64(paths[0])))
+    figures += _sweep_figures(sweeps(group), name)
     return Section(
-        notes.title(group), _headline(group, tables), tables, figures, cells=_cells(group)
+        notes.title(group), _headline(group, significance), tables, figures, cells=_cells(group)
     )
 
 
-def _headline(group: Runs, tables: list[Table]) -> str:
+def _sweep_figures(found: list[Sweep], name: Path) -> list[tuple[str, str, str]]:
+    """Draw each sweep and return it as a figure of a section."""
+    return [
+        (
+            "sweep",
+            f"Mean over {sweep.key.replace('_', ' ')}; bars: ± standard deviation over seeds",
+            _in_base64(sweep_figure(sweep, name.with_name(f"{name.name}-{sweep.key}"))[0]),
+        )
+        for sweep in found
+    ]
+
+
+def _in_base64(png: Path) -> str:
+    return base64.b64encode(png.read_bytes()).decode()
+
+
+def _headline(group: Runs, significance_of: Table | None) -> str:
     """The best method, and how it stands to source, as one sentence."""
     found = rows(group)
     source = source_row(found)
@@ -146,9 +176,8 @@ def _headline(group: Runs, tables: list[Table]) -> str:
     if source is None:
         return f"{text}. There is no complete source run to compare with."
     text += f"; the source model without adaptation has {source.mean:.1f} %"
-    significance = tables[-1].frame
-    if "p_holm" in significance and best.label in significance.index:
-        p = float(significance["p_holm"].to_dict()[best.label])
+    if significance_of is not None and best.label in significance_of.frame.index:
+        p = float(significance_of.frame["p_holm"].to_dict()[best.label])
         text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, corrected)"
     return f"{text}."
 

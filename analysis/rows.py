@@ -13,6 +13,7 @@ from ctta_bench.analysis.collect import Runs
 
 SOURCE = "source"
 HIGHER_IS_BETTER = {"miou"}
+_WARMUP, _LENGTHS = "warmup_", ("epochs", "iterations")
 SHORT_NAMES = {
     "gaussian_noise": "gaussian",
     "shot_noise": "shot",
@@ -109,8 +110,9 @@ def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
     That is the preset if there are several, and the hyper-parameters that differ within a preset.
     Cells that would still be two runs of one seed are told apart by the hash of their identity.
     """
-    labels = cells["method"].astype(str)
-    for _, same_method in cells.groupby("method"):
+    unadapted = {"": "", "warm-up": " (warm-up only)", "source": " (not adapted)"}
+    labels = cells["method"].astype(str) + cells["starts_from"].map(unadapted)
+    for _, same_method in cells.groupby(["method", "starts_from"]):
         several_presets = same_method["preset"].nunique() > 1
         for preset, same_preset in same_method.groupby("preset"):
             name = f" ({preset})" if several_presets else ""
@@ -122,23 +124,41 @@ def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
 
 
 def _differences(cells: pd.DataFrame) -> dict[Any, str]:
-    """For each cell, the hyper-parameters in which the cells differ: ` lr=0.01, steps=2`."""
+    """For each cell, the hyper-parameters in which the cells differ: ` lr=0.01, steps=2`.
+
+    Where only some have a warm-up, theirs says so; how it was made only where recipes differ.
+    """
     settings = {
         index: json.loads(text) | ({"window": window} if window else {})
         for index, text, window in zip(
             cells.index, cells["hyperparameters"], cells["window"], strict=True
         )
     }
+    warmed = {i for i, v in settings.items() if any(v.get(f"warmup_{k}") for k in _LENGTHS)}
+    recipes = [{k: v for k, v in settings[i].items() if k.startswith(_WARMUP)} for i in warmed]
+    some_warmed = 0 < len(warmed) < len(settings)
     keys = sorted({key for values in settings.values() for key in values})
     differing = [
-        key for key in keys if len({json.dumps(v.get(key)) for v in settings.values()}) > 1
+        key
+        for key in keys
+        if _differs(recipes if key.startswith(_WARMUP) else list(settings.values()), key)
     ]
-    return {
-        index: " " + ", ".join(f"{key}={_shown(values.get(key))}" for key in differing)
-        if differing
-        else ""
-        for index, values in settings.items()
-    }
+
+    def suffix(index: Any, values: dict[str, Any]) -> str:
+        mine = [key for key in differing if key in values]
+        parts = ["with warm-up"] if some_warmed and index in warmed else []
+        parts += [
+            f"{key}={_shown(values[key])}"
+            for key in mine
+            if index in warmed or not key.startswith(_WARMUP)
+        ]
+        return " " + ", ".join(parts) if parts else ""
+
+    return {index: suffix(index, values) for index, values in settings.items()}
+
+
+def _differs(settings: Sequence[dict[str, Any]], key: str) -> bool:
+    return len({json.dumps(values.get(key)) for values in settings}) > 1
 
 
 def _shown(value: Any) -> str:

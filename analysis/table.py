@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -21,6 +22,8 @@ _LATEX = {
     "−": r"$-$",
     "≥": r"$\geq$",
     "×": r"$\times$",
+    "Δ": r"$\Delta$",
+    "|": r"$|$",
     DAGGER: r"$^\dagger$",
     MISSING: "--",
 }
@@ -51,6 +54,15 @@ class Table:
     header: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Entry, ...]], ...]
     footnotes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write NAME.md, NAME.tex and NAME.csv."""
+        for ending, text in (
+            ("md", self.to_markdown()),
+            ("tex", self.to_latex()),
+            ("csv", self.to_csv()),
+        ):
+            (folder / f"{self.name}.{ending}").write_text(text, "utf-8")
 
     def to_csv(self) -> str:
         """The numbers at full precision, an empty field where one is missing."""

@@ -4,19 +4,32 @@ PAID and its controls LoRA and DoRA are the same method with another weight adap
 comparison of them changes one thing.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctta_bench.adapters import WeightAdapter
 from ctta_bench.errors import ConfigError, DataError, MethodError
-from ctta_bench.injection import WeightAdapter, bypassed, inject
-from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.injection import bypassed, inject, steady
+from ctta_bench.method import (
+    NEWER,
+    Method,
+    OptimizerHyperparameters,
+    WarmupHyperparameters,
+    softmax_entropy,
+)
 from ctta_bench.model import SourceModel
+from ctta_bench.weights import fingerprint
+
+
+RUNNING = 0.9  # share of the past in the moments of single images
+LEAST_VARIANCE = 1e-12  # the root of less has no finite gradient
 
 
 @dataclass
@@ -76,27 +89,55 @@ def alignment_loss(
     source: SourceStatistics,
     std_weight: float,
     *,
-    single: Literal["skip", "error", "nan"] = "skip",
+    single: Literal["skip", "ema", "error", "nan"] = "skip",
 ) -> Tensor:
     """‖μ_t - μ_s‖₂ + λ‖σ_t - σ_s‖₂ over features [n, d] (PAID, its objective), a scalar >= 0.
 
-    σ_t is unbiased and undefined for one image: `single` says whether the term is left out, is an
-    error (MethodError), or becomes NaN as in the official code (even for λ = 0).
+    σ_t is unbiased and undefined for one image: `single` says whether the term is left out ("skip",
+    "ema"), is an error (MethodError), or becomes NaN as in the official code (even for λ = 0).
     """
     features = features if features.dtype == torch.float64 else features.float()
-    mean_term = torch.linalg.vector_norm(features.mean(0) - source.mean)
+    mean = features.mean(0)
     if len(features) < 2 and single != "nan":
         if single == "error":
             raise MethodError(
                 "one image has no standard deviation: use a batch of at least 2, a window, or "
                 "single_image=skip."
             )
-        return mean_term
+        return torch.linalg.vector_norm(mean - source.mean)
     std = features.std(0) if len(features) > 1 else features[0] * torch.nan
-    return mean_term + std_weight * torch.linalg.vector_norm(std - source.std)
+    return moment_distance(mean, std, source, std_weight)
 
 
-class AlignmentHyperparameters(OptimizerHyperparameters):
+def moment_distance(
+    mean: Tensor, std: Tensor, source: SourceStatistics, std_weight: float
+) -> Tensor:
+    """‖μ - μ_s‖₂ + λ‖σ - σ_s‖₂ of moments [d], a scalar >= 0."""
+    apart = torch.linalg.vector_norm(mean - source.mean)
+    return apart + std_weight * torch.linalg.vector_norm(std - source.std)
+
+
+class RunningMoments:
+    """Moving averages of features and of their squares, from the source's on: defined for one image.
+
+    What is kept has no gradient; a new image's share in what is returned does.
+    """
+
+    def __init__(self, source: SourceStatistics) -> None:
+        self.mean = source.mean.clone()
+        self.square = source.mean.square() + source.std.square()
+
+    def follow(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation [d] with the features [n, d] in them; kept if they are finite."""
+        features = features.to(self.mean.dtype)
+        mean = RUNNING * self.mean + (1 - RUNNING) * features.mean(0)
+        square = RUNNING * self.square + (1 - RUNNING) * features.square().mean(0)
+        if bool(square.isfinite().all()):
+            self.mean, self.square = mean.detach(), square.detach()
+        return mean, (square - mean.square()).clamp_min(LEAST_VARIANCE).sqrt()
+
+
+class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
     """What PAID, LoRA and DoRA share."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="update rule")
@@ -106,9 +147,25 @@ class AlignmentHyperparameters(OptimizerHyperparameters):
     skip_last_blocks: int = Field(0, ge=0, description="last blocks left out")
     source_samples: int = Field(500, ge=2, description="source images for the statistics")
     entropy_filter: bool = Field(False, description="only those of entropy < ln(C)/2 - 1")
+    statistics_model: Literal["source", "warmed"] = Field(
+        "source",
+        description="whose features: of the source weights, or after the warm-up",
+        json_schema_extra=NEWER,
+    )
+    warmup_optimizer: Literal["sgd", "adamw"] = Field(
+        "sgd", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
+    )
+    warmup_lr: float = Field(
+        0.05, ge=0, description="learning rate of the warm-up", json_schema_extra=NEWER
+    )
     chunks: int = Field(1, ge=1, description="parts of a batch, each with own statistics")
-    single_image: Literal["skip", "error"] = Field(
-        "skip", description="the deviation term of one image"
+    two_pass: bool = Field(
+        False,
+        description="parts share the whole batch's statistics, for one more forward pass",
+        json_schema_extra=NEWER,
+    )
+    single_image: Literal["skip", "ema", "error"] = Field(
+        "skip", description="one image: no deviation term, running moments, or an error"
     )
     faithful: bool = Field(False, description="reproduce the faults of PAID's official code")
 
@@ -120,10 +177,23 @@ class AlignmentHyperparameters(OptimizerHyperparameters):
         return roles
 
 
+class LowRankHyperparameters(AlignmentHyperparameters):
+    """What LoRA and DoRA share: the matrix of low rank that is added to a weight."""
+
+    rank: int = Field(6, ge=1, description="ρ, rank of the added matrix")
+    scale: float = Field(1.0, gt=0, description="s = α/ρ of the added matrix s B A")
+
+
 class AlignmentMethod(Method):
     """Adapts linear layers by aligning the batch's features with the source's, a step a batch."""
 
+    passes_per_image = (1, 1)
     source_access = "unlabelled"
+    warmup_access = "labelled"
+    stream_only = frozenset(
+        {"std_weight", "source_samples", "entropy_filter", "statistics_model", "chunks"}
+        | {"single_image", "faithful", "two_pass"}
+    )
 
     class Hyperparameters(AlignmentHyperparameters):
         """Hyper-parameters of the alignment."""
@@ -141,24 +211,54 @@ class AlignmentMethod(Method):
             hp.layers,
             lambda weight: self.adapter(weight, hp),
             skip_last_blocks=hp.skip_last_blocks,
+            by=type(self).__name__,
         )
         self.adapt_only(parameters)
         self.optimizer = self.build_optimizer()
 
     def prepare(self, source: Any) -> None:
-        """Feature statistics of the source weights on source images."""
+        """Feature statistics on source images, of the source weights unless it is said otherwise.
+
+        Both the paper of PAID and its code take the source weights', also after a warm-up.
+        """
+        of_source = self.hp.statistics_model == "source"
+        facts = {
+            "samples": self.hp.source_samples,
+            "entropy_filter": self.hp.entropy_filter,
+            "adapters": "" if of_source else fingerprint(nn.ParameterDict(self._plain_names())),
+        }
+        with bypassed(self.model) if of_source else contextlib.nullcontext():
+            found = source.once("statistics", facts, lambda: self._statistics(source))
+        mean, std = found["mean"].to(self.device), found["std"].to(self.device)
+        self.source = SourceStatistics(mean, std, int(found["images"]))
+        self.running = RunningMoments(self.source) if self.hp.single_image == "ema" else None
+
+    def _plain_names(self) -> dict[str, nn.Parameter]:
+        return {name.replace(".", "/"): value for name, value in self.trainable.items()}
+
+    def _statistics(self, source: Any) -> dict[str, Tensor]:
         limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
-        with bypassed(self.model):
-            self.source = source_statistics(
-                self.model,
-                source.batches(),
-                samples=self.hp.source_samples,
-                entropy_limit=limit,
-            )
+        found = source_statistics(
+            self.model,
+            source.batches(),
+            samples=self.hp.source_samples,
+            entropy_limit=limit,
+        )
+        images = torch.tensor(found.images)
+        return {"mean": found.mean, "std": found.std, "images": images}
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the source statistics; returns the logits from before it."""
         parts = images.chunk(self.hp.chunks)
+        with steady(self.model) if len(parts) > 1 else contextlib.nullcontext():
+            whole = self.hp.two_pass and len(parts) > 1
+            scored, finite = self.two_passes(parts) if whole else self.one_pass(parts)
+        if finite:
+            self.optimizer_step(guard=not self.hp.faithful)
+        return scored
+
+    def one_pass(self, parts: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """Logits, and gradients with each part's own statistics; whether all were finite."""
         divisor = self.hp.chunks if self.hp.faithful else len(parts)
         scored, finite = [], True
         for part in parts:
@@ -168,11 +268,32 @@ class AlignmentMethod(Method):
             finite = finite and self.backward(
                 self.objective(features) / divisor, guard=not self.hp.faithful
             )
-        if finite:
-            self.optimizer_step(guard=not self.hp.faithful)
-        return torch.cat(scored)
+        return torch.cat(scored), finite
+
+    def two_passes(self, parts: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """The same with the statistics of all parts together: exactly those of the whole batch.
+
+        The first pass gives the features and the loss's gradient to them, the second carries it
+        through the network part by part.
+        """
+        with torch.no_grad():
+            features = torch.cat([self.model.features(part) for part in parts])
+            scored = self.model.head(features)
+        features.requires_grad_()
+        loss = self.objective(features)
+        (upstream,) = torch.autograd.grad(loss, features)
+        finite = True
+        for part, gradient in zip(parts, upstream.split([len(p) for p in parts]), strict=True):
+            carried = (self.model.features(part) * gradient).sum()
+            finite = finite and self.backward(carried, guard=not self.hp.faithful)
+        self.loss = loss.detach()
+        return scored, finite
 
     def objective(self, features: Tensor) -> Tensor:
         """The alignment loss of one part of the batch."""
+        if self.running is not None and not self.hp.faithful:
+            mean, std = self.running.follow(features)
+            if len(features) < 2:
+                return moment_distance(mean, std, self.source, self.hp.std_weight)
         single: Any = "nan" if self.hp.faithful else self.hp.single_image
         return alignment_loss(features, self.source, self.hp.std_weight, single=single)

@@ -17,10 +17,12 @@ from ctta_bench.engine import (
 )
 from ctta_bench.environment import usable_cores
 from ctta_bench.errors import DataError
+from ctta_bench.loading import named_failures
 from ctta_bench.loggers import Logger
 from ctta_bench.method import Method, Precision
 from ctta_bench.metrics import Scores
-from ctta_bench.model import Regime, SourceModel, load_source_model
+from ctta_bench.model import Regime, SourceModel
+from ctta_bench.pretrained import load_source_model
 from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
 from ctta_bench.stream import Benchmark, Stream, batch_domains
 
@@ -91,21 +93,38 @@ def load_method(
 
 
 def evaluate(
-    method: Method, benchmark: Benchmark, *, seed: int = 0, loggers: Sequence[Logger] = ()
+    method: Method,
+    benchmark: Benchmark,
+    *,
+    seed: int = 0,
+    workers: int = 0,
+    loggers: Sequence[Logger] = (),
 ) -> Result:
     """Run a method over a benchmark's stream, in memory; nothing is written.
 
-    Raises DataError if data is missing or the model is near chance on source images.
+    `workers` processes load images ahead. Raises DataError if data is missing, the model is near
+    chance on source images, or it has other classes than the benchmark.
     """
     problems = benchmark.problems()
     if problems:
         raise DataError(f"{benchmark.name}: {problems[0]}")
+    _check_classes(method.model, benchmark)
     benchmark.make_ready(lambda what, done, total: None, usable_cores())
     stream = Stream(batch_domains(benchmark), benchmark.settings, seed)
     accuracy = source_accuracy(benchmark, method.model)
-    method.start(source_data(benchmark, method, seed))
+    method.start(source_data(benchmark, method, seed, workers))
     progress = Progress()
-    play(method, stream, progress, loggers=loggers)
+    with named_failures(workers):
+        play(method, stream, progress, workers=workers, loggers=loggers)
     record = make_result("", method, stream, progress)
     record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
     return Result(record, progress.scores())
+
+
+def _check_classes(model: SourceModel, benchmark: Benchmark) -> None:
+    classes = benchmark.model_classes()
+    if classes is not None and model.num_classes != len(classes):
+        raise DataError(
+            f"{benchmark.name} has {len(classes)} classes and {model.name} {model.num_classes} "
+            "logits: call model.keep_classes(benchmark.model_classes()) before building the method."
+        )

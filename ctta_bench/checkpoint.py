@@ -4,10 +4,10 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from ctta_bench.metrics import FIELDS, Scores
 from ctta_bench.record import RunFolder, atomic
 from ctta_bench.stream import Stream
 
+Found = TypeVar("Found")
+STATE_FILES = ("state.pt", "state.previous.pt")
 # What reading a cut-off or overwritten checkpoint can raise.
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
 
@@ -88,6 +90,11 @@ def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> No
         "lines": progress.lines,
         "seconds": progress.seconds,
     }
+    write_state(folder, content)
+
+
+def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
+    """Write state.pt, atomically; the one before is kept as state.previous.pt."""
     newest = folder.file("state.pt")
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -104,31 +111,49 @@ def resume(
 
     Says what it found. With no checkpoint the stream begins anew.
     """
-    for name in ("state.pt", "state.previous.pt"):
+
+    def read(content: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
+        arrays = {k: v.numpy() for k, v in content["arrays"].items()}
+        return Progress([arrays], content["lines"], content["seconds"]), content["method"]
+
+    found = newest_whole(folder, read, loggers)
+    if found is None:
+        lines = folder.file("batches.jsonl")
+        if lines.exists() and lines.stat().st_size:
+            say(folder, loggers, "no whole checkpoint: the stream begins anew")
+        return Progress()
+    progress, saved = found
+    method.load_state_dict(saved)
+    say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
+    return progress
+
+
+def newest_whole(
+    folder: RunFolder, read: Callable[[dict[str, Any]], Found], loggers: Iterable[Logger] = ()
+) -> Found | None:
+    """What `read` makes of the newest checkpoint that is whole, None without one.
+
+    Says which damaged one is left aside.
+    """
+    for name in STATE_FILES:
         file = folder.file(name)
         if not file.exists():
             continue
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-            progress = Progress(
-                [{k: v.numpy() for k, v in content["arrays"].items()}],
-                content["lines"],
-                content["seconds"],
-            )
-            saved = content["method"]
+            return read(torch.load(file, map_location="cpu", weights_only=True))
         except _DAMAGE as error:
-            _say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
-            continue
-        method.load_state_dict(saved)
-        _say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
-        return progress
-    lines = folder.file("batches.jsonl")
-    if lines.exists() and lines.stat().st_size:
-        _say(folder, loggers, "no whole checkpoint: the stream begins anew")
-    return Progress()
+            say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
+    return None
 
 
-def _say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
+def drop_states(folder: RunFolder) -> None:
+    """Delete the checkpoints of what is done."""
+    for name in STATE_FILES:
+        folder.file(name).unlink(missing_ok=True)
+
+
+def say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
+    """Put a sentence into the folder's log and before the user."""
     folder.append_log(message)
     for logger in loggers:
         logger.say(f"{folder.path.name}: {message}")

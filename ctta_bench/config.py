@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ctta_bench.errors import ConfigError
+from ctta_bench.hyperparameters import OptimizerHyperparameters
 from ctta_bench.record import SCHEMA_VERSION
 from ctta_bench.registry import BENCHMARKS, METHODS
 
@@ -40,11 +41,20 @@ class CellRequest(BaseModel):
     model: str | None = None
     weights: Path | None = None
     preprocessing: Literal["true", "lineage"] = "true"
+    input_size: tuple[int, int] | None = Field(
+        None, description="the network's input in pixels, PIXELS or HEIGHTxWIDTH; as recorded"
+    )
     precision: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     seed: int = Field(0, ge=0, lt=2**31)
     window: int = Field(0, ge=0, description="images a window of single-sample streams; 0: off")
+    adapt: bool = Field(True, description="false: score the model as it is before the stream")
     data_root: Path | None = None
+    workers: int | None = Field(None, ge=0, le=256, description="processes that load images ahead")
+    cache_decoded: Path | None = Field(None, description="folder to keep decoded images in")
     experiment: str = "runs"
+    keep_models: Literal["none", "last", "domains"] = Field(
+        "none", description="adapted networks to leave in the run folder; not part of the identity"
+    )
     set: dict[str, Any] = {}
 
     @field_validator("preprocessing", mode="before")
@@ -52,15 +62,31 @@ class CellRequest(BaseModel):
     def _yaml_true(cls, value: Any) -> Any:
         return "true" if value is True else value  # YAML reads the bare word as a boolean
 
+    @field_validator("input_size", mode="before")
+    @classmethod
+    def _pixels(cls, value: Any) -> Any:
+        found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", str(value).strip())
+        if value is None or isinstance(value, tuple):
+            return value
+        if found is None:
+            raise ValueError("write PIXELS or HEIGHTxWIDTH, e.g. 160 or 128x256")
+        return int(found[1]), int(found[2] or found[1])
+
 
 @dataclass(frozen=True)
 class Cell:
-    """A resolved cell. `hyperparameters` and `settings` are validated models."""
+    """A resolved cell. `hyperparameters` and `settings` are validated models.
+
+    `notes`: what a reader of its numbers should know, as sentences; no part of the identity.
+    `warmup`: the record of the warm-up that the cell starts from, None without one.
+    """
 
     request: CellRequest
     hyperparameters: BaseModel
     settings: "StreamSettings"
     record: dict[str, Any] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    warmup: dict[str, Any] | None = field(default=None, repr=False)
 
     @property
     def id(self) -> str:
@@ -168,7 +194,7 @@ def route_overrides(
     Raises ConfigError for unknown keys (with close ones) and for bare keys with two owners.
     """
     top: dict[str, Any] = dict.fromkeys(
-        ("preprocessing", "precision", "window", "seed", "model", "weights")
+        ("preprocessing", "input_size", "precision", "window", "adapt", "seed", "model", "weights")
     )
     owners: dict[str, Any] = {
         "method": method.model_fields,
@@ -233,11 +259,14 @@ def presets_of(method: str) -> dict[str, Any]:
     return parse_yaml(file.read_text(encoding="utf-8"), f"presets/{method}.yaml")
 
 
-def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
+def preset_values(
+    method: str, preset: str, benchmark: str, model: str | None = None
+) -> dict[str, Any]:
     """The values of a preset for a benchmark; `any` lies beneath the benchmark's own.
 
-    The preset `default` may be absent: then the defaults of the hyper-parameters hold. Raises
-    ConfigError for a preset that the method lacks, or lacks for this benchmark.
+    Over both lie those of one model alone, under `BENCHMARK@MODEL`. The preset `default` may be
+    absent: then the defaults of the hyper-parameters hold. Raises ConfigError for a preset that the
+    method lacks, or lacks for this benchmark.
     """
     sections = presets_of(method)
     if preset not in sections:
@@ -251,7 +280,22 @@ def preset_values(method: str, preset: str, benchmark: str) -> dict[str, Any]:
             f"preset {preset!r} of {method!r} has no values for {benchmark!r}; it has values for "
             f"{', '.join(section)}."
         )
-    return (section.get("any") or {}) | (section.get(benchmark) or {})
+    keys = ("any", benchmark, f"{benchmark}@{model}")
+    return {k: v for key in keys for k, v in (section.get(key) or {}).items()}
+
+
+def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: str) -> str:
+    """The sentence that hyper-parameters were chosen with another model; "" if they were not.
+
+    `made_for` is the benchmark's own model, for which its presets are.
+    """
+    section = presets_of(method).get(preset) or {}
+    if model == made_for or f"{benchmark}@{model}" in section:
+        return ""
+    if benchmark in section:
+        return f"no preset for {model}, using {preset} of {benchmark} (made for {made_for})"
+    whose = "any benchmark" if "any" in section else "the method"
+    return f"no preset for {model}, using {preset} of {whose}"
 
 
 def _type(annotation: Any) -> str:
@@ -295,22 +339,44 @@ def describe(method: str) -> dict[str, Any]:
 # -- cells
 
 
+def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
+    """What `load_source_model` is asked for, besides the model's name, to serve a benchmark."""
+    return {
+        "weights": request.weights,
+        "preprocessing": request.preprocessing,
+        "input_size": request.input_size,
+        # A benchmark that keeps a part of the logits takes any model that has them.
+        "num_classes": None
+        if benchmark.model_classes()
+        or benchmark.other_labels
+        or METHODS.get(request.method).learns_labels
+        else benchmark.num_classes,
+        "root": request.data_root,
+    }
+
+
+def _model_facts(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Fingerprint and pre-processing of a model."""
+    from ctta_bench.pretrained import stored_weights
+    from ctta_bench.weights import weight_file
+
+    path = options["weights"] or stored_weights(name, options["root"])
+    stamp: tuple[int, ...] = ()
+    if path is not None and path.exists():
+        stat = weight_file(path).stat()
+        stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return _read_facts(name, path, stamp, tuple(options.items()))
+
+
 @functools.lru_cache(maxsize=4)
-def _model_facts(
-    name: str, weights: Path | None, stamp: tuple[int, ...], regime: Literal["true", "lineage"]
+def _read_facts(
+    name: str, path: Path | None, stamp: tuple[int, ...], options: tuple[tuple[str, Any], ...]
 ) -> tuple[str, dict[str, Any]]:
-    """Fingerprint and pre-processing of a model; `stamp` makes a rewritten file a new model."""
-    from ctta_bench.model import load_source_model
+    """`_model_facts`, remembered; `path` and `stamp` make a rewritten file a new model."""
+    from ctta_bench.pretrained import load_source_model
 
-    model = load_source_model(name, weights=weights, preprocessing=regime)
+    model = load_source_model(name, **dict(options))
     return model.sha256(), model.preprocessing.record()
-
-
-def _stamp(weights: Path | None) -> tuple[int, ...]:
-    if weights is None or not weights.exists():
-        return ()
-    stat = weights.stat()
-    return (stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def resolve(request: CellRequest) -> Cell:
@@ -321,7 +387,10 @@ def resolve(request: CellRequest) -> Cell:
     request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
     hyperparameters = validate(
         method_class.Hyperparameters,
-        preset_values(method, request.preset, benchmark) | routed["method"],
+        preset_values(
+            method, request.preset, benchmark, request.model or benchmark_class.default_model
+        )
+        | routed["method"],
         f"method {method}",
     )
     settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
@@ -330,11 +399,10 @@ def resolve(request: CellRequest) -> Cell:
         raise ConfigError(
             f"benchmark {benchmark!r} has no model of its own: give one with --model."
         )
-    sha256, preprocessing = _model_facts(
-        model, request.weights, _stamp(request.weights), request.preprocessing
-    )
     request = request_with(request, model=model)
-    domains = benchmark_class(settings, request.data_root).chosen_domains()
+    built = benchmark_class(settings, request.data_root)
+    domains = built.chosen_domains()
+    sha256, preprocessing = _model_facts(model, model_options(request, built))
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
@@ -342,13 +410,13 @@ def resolve(request: CellRequest) -> Cell:
         "method": {
             "name": method,
             "preset": request.preset,
-            "hyperparameters": hyperparameters.model_dump(mode="json"),
+            "hyperparameters": hyperparameters.record(),
             "window": request.window,
         },
         "benchmark": {
             "name": benchmark,
             "version": benchmark_class.version,
-            **settings.model_dump(mode="json"),
+            **settings.record(),
             "domains": list(domains),
         },
         "model": {"name": model, "sha256": sha256},
@@ -356,8 +424,44 @@ def resolve(request: CellRequest) -> Cell:
         "precision": request.precision,
         "seed": request.seed,
     }
+    of_start = hyperparameters_of_start(method_class, hyperparameters)
+    warmup = None
+    if hyperparameters.warms_up:
+        warmup = warmup_record(record, of_start, built.source_settings())
+        record["warmup"] = warmup["id"]
+    if not request.adapt:
+        record["adapt"] = False
+        record["method"]["hyperparameters"] = of_start  # no other plays a part
     record["id"] = cell_id(record)
-    return Cell(request, hyperparameters, settings, record)
+    note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
+    # A method without hyper-parameters has none that another model might ask for.
+    notes = (note,) if note and method_class.Hyperparameters.model_fields else ()
+    return Cell(request, hyperparameters, settings, record, notes, warmup)
+
+
+def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:
+    """Those that decide the model before the stream, and its warm-up: all but the stream's own."""
+    others = {*OptimizerHyperparameters.model_fields, *method.stream_only}
+    return {k: v for k, v in hyperparameters.record().items() if k not in others}
+
+
+def warmup_record(
+    record: dict[str, Any], of_start: dict[str, Any], source: dict[str, Any]
+) -> dict[str, Any]:
+    """The record of the warm-up of a cell: all that decides it, and so whatever cells share it."""
+    method, benchmark = record["method"]["name"], record["benchmark"]
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "id": "",
+        "kind": "warm-up",
+        "experiment": record["experiment"],
+        "method": {"name": method, "hyperparameters": of_start},
+        "benchmark": {"name": benchmark["name"], "version": benchmark["version"], **source},
+    }
+    found |= {key: record[key] for key in ("model", "preprocessing", "precision", "seed")}
+    hashed = identity(found)[:8]
+    slug = slug_of("warmup", method, benchmark["name"], f"seed{record['seed']}")
+    return found | {"id": f"{slug}-{hashed}"}
 
 
 def request_with(request: CellRequest, **changes: Any) -> CellRequest:
@@ -368,7 +472,8 @@ def request_with(request: CellRequest, **changes: Any) -> CellRequest:
 
 def identity(record: dict[str, Any]) -> str:
     """SHA-256 of everything in a cell's record that decides its numbers."""
-    decisive = {k: v for k, v in record.items() if k not in ("id", "experiment", "num_batches")}
+    indifferent = ("id", "experiment", "num_batches", "notes")
+    decisive = {k: v for k, v in record.items() if k not in indifferent}
     decisive["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -384,5 +489,11 @@ def cell_id(record: dict[str, Any]) -> str:
     if benchmark.get("setting", "continual") != "continual":
         words.append(benchmark["setting"])
     words += [record["model"]["name"], f"seed{record['seed']}"]
-    slug = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)
-    return f"{slug[:111]}-{identity(record)[:8]}"
+    if not record.get("adapt", True):
+        words.append("noadapt")
+    return f"{slug_of(*words)}-{identity(record)[:8]}"
+
+
+def slug_of(*words: str) -> str:
+    """Words as the readable part of a folder's name, at most 111 characters."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)[:111]

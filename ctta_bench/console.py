@@ -24,10 +24,14 @@ class ConsoleProgress(Logger):
     """One bar for a cell: domain, running error, images per second, time left.
 
     `out_of` is e.g. "3/10 " in a grid. On a console that is no terminal it prints messages alone.
+    Notes in `noted` were said before, by the bar of another cell, and are not said again.
     """
 
-    def __init__(self, console: Console, name: str, out_of: str = "") -> None:
+    def __init__(
+        self, console: Console, name: str, out_of: str = "", noted: list[str] | None = None
+    ) -> None:
         self.console = console
+        self.noted = [] if noted is None else noted
         self.name = f"{out_of}{name}"
         self.errors = self.images = 0
         self.bar = Progress(
@@ -77,6 +81,14 @@ class ConsoleProgress(Logger):
         """Print a sentence above the bar."""
         self.console.print(message, style="dim", highlight=False)
 
+    def note(self, sentence: str) -> None:
+        """Print a note once."""
+        if sentence not in self.noted:
+            self.noted.append(sentence)
+            self.console.print(
+                f"note: {sentence}", style="dim", highlight=False, markup=False, soft_wrap=True
+            )
+
     def finish(self, result: dict[str, Any] | None) -> None:
         """Take the bar away."""
         self.bar.stop()
@@ -92,7 +104,37 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row(rows[0]["domain"], *(f"{row['error']:.1f}" for row in rows))
     table.add_section()
     table.add_row("mean", *(f"{entry['mean']:.1f}" for entry in result["rounds"]))
+    for rows in zip(*(entry.get("severities", []) for entry in result["rounds"]), strict=True):
+        name = f"mean at severity {rows[0]['severity']}"
+        table.add_row(name, *(f"{row['mean']:.1f}" for row in rows))
     return table
+
+
+def model_line(cell: dict[str, Any], result: dict[str, Any]) -> str:
+    """Which weights made the result, how many they are, and what they were fed."""
+    model, given = cell["model"], cell["preprocessing"]
+    parts = [f"model {model['name']}", f"weights {model['sha256'][:8]}"]
+    if "model_parameters" in result:  # results of earlier versions lack it
+        parts.append(f"{result['model_parameters']:,} parameters")
+    values = [
+        f"{key} {' '.join(f'{v:g}' for v in given[key])}"
+        for key in ("mean", "std", "size")
+        if given[key] is not None
+    ]
+    enlarged = [f"short side {given['enlarge']}"] if "enlarge" in given else []
+    told = f"pre-processing {given['regime']} ({', '.join([*values, *enlarged])})"
+    return ", ".join([*parts, told])
+
+
+def updates_line(result: dict[str, Any]) -> str:
+    """What a run has updated, and what it left out, as a sentence."""
+    cost, counters = result["cost"], result["counters"]
+    tensors = cost.get("trainable_tensors", {})
+    if not tensors:
+        return "no parameter was updated"
+    line = f"updates {cost['trainable_parameters']:,} values in {len(tensors)} tensors"
+    skipped = counters["skipped_updates"]
+    return line + (f"; {skipped} updates skipped, as they were not finite" if skipped else "")
 
 
 def comparison_table(header: tuple[str, ...], lines: Any) -> Table:
@@ -139,6 +181,23 @@ def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]
     return tables
 
 
+def pair_table(pairs: list[Any]) -> Table:
+    """What each method updates in one model, which network is scored, or why it is refused."""
+    rows = [
+        [
+            pair.method,
+            "–" if pair.refusal else f"{pair.parameters:,}",
+            "–" if pair.refusal else str(len(pair.trainable)),
+            "–" if pair.refusal else f"{pair.scored}, before the update",
+            pair.source_access or "–",
+            pair.refusal,
+        ]
+        for pair in pairs
+    ]
+    columns = ["method", "values updated", "tensors", "scored", "source data", "cannot serve it"]
+    return plain_table(columns, rows)
+
+
 def parity_table(verdicts: list[Any]) -> Table:
     """Golden cases: where they come from, how far ours is, and the verdict."""
     rows = [
@@ -148,7 +207,7 @@ def parity_table(verdicts: list[Any]) -> Table:
             f"{v.source} {v.commit[:8]}".strip(),
             "–" if v.agrees is None else f"{v.difference:.1e}",
             "–" if v.agrees is None else f"{v.tolerance:.0e}",
-            {True: "equal", False: "DIFFERS", None: "no method of ours"}[v.agrees],
+            v.words,
             v.detail,
         ]
         for v in verdicts

@@ -4,27 +4,41 @@ The engine knows no method and no data set by name. It gives the images to the m
 labels to the metrics, and nothing else to either.
 """
 
-import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ctta_bench.checkpoint import DeferredInterrupt, Pace, Progress, resume, save_checkpoint
+from ctta_bench.building import (
+    build_benchmark,
+    build_method,
+    build_model,
+    loading_workers,
+    notes,
+    source_accuracy,
+    source_data,
+)
+from ctta_bench.checkpoint import (
+    DeferredInterrupt,
+    Pace,
+    Progress,
+    drop_states,
+    resume,
+    save_checkpoint,
+    say,
+)
 from ctta_bench.config import Cell
 from ctta_bench.environment import environment, peak_memory_mb, usable_cores
-from ctta_bench.errors import DataError, RunError
+from ctta_bench.export import ModelKeeper, check_kept
+from ctta_bench.loading import named_failures
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.method import Method
 from ctta_bench.metrics import FIELDS, score_batch, summarise
-from ctta_bench.model import SourceModel, load_source_model
+from ctta_bench.preparation import warmed
 from ctta_bench.record import SCHEMA_VERSION, RunFolder, check_writable, write_json, write_yaml
-from ctta_bench.registry import BENCHMARKS, METHODS
-from ctta_bench.stream import Batch, Benchmark, SourceData, Stream, as_input, batch_domains
-
-CHECKED_SOURCE_IMAGES = 256
+from ctta_bench.stream import Batch, Stream, batch_domains
 
 
 def play(
@@ -32,20 +46,25 @@ def play(
     stream: Stream,
     progress: Progress,
     *,
+    workers: int = 0,
     loggers: Sequence[Logger] = (),
-    after_batch: Any = None,
+    after_batch: Callable[[], None] = lambda: None,
+    domain_ended: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the rest of the stream: the loop of every benchmark.
+    """Run the rest of the stream: the loop of every benchmark. `workers` load images ahead.
 
-    `after_batch`, if given, is called with no arguments after each recorded batch.
+    `after_batch` is called after each recorded batch, `domain_ended` before the first batch of
+    another domain and before any reset.
     """
-    names = stream.domain_names
-    reset_at_domains = stream.settings.setting == "reset"
+    names, mixed = stream.domain_names, stream.settings.kind.join == "pool"
     dtype = torch.float64 if method.precision == "float64" else torch.float32
-    for batch in stream.batches(len(progress.lines)):
-        if reset_at_domains and batch.starts_domain and progress.lines:
+    batches = stream.batches(len(progress.lines), workers=workers, device=method.device)
+    for batch in batches:
+        if batch.starts_domain and progress.lines:
+            domain_ended()
+        if batch.reset:
             method.reset()
-        images = batch.images.to(method.device, dtype)
+        images = batch.images.to(dtype)
         counted = dict(method.counters)
         began = time.perf_counter()
         logits = method(images)
@@ -56,7 +75,7 @@ def play(
         line = {
             "batch": len(progress.lines),
             "round": batch.round,
-            "domain": names[batch.domain[0]] if stream.settings.setting != "mixed" else "mixed",
+            "domain": "mixed" if mixed else names[np.bincount(batch.domain).argmax()],
             "n": len(batch.labels),
             "errors": int((scores["prediction"] != scores["label"]).sum()),
             "loss": _finite(method.loss),
@@ -67,8 +86,7 @@ def play(
         progress.lines.append(line)
         for logger in loggers:
             logger.batch(line)
-        if after_batch is not None:
-            after_batch()
+        after_batch()
 
 
 def _where(batch: Batch) -> dict[str, np.ndarray]:
@@ -82,89 +100,6 @@ def _where(batch: Batch) -> dict[str, np.ndarray]:
 def _finite(loss: torch.Tensor | None) -> float | None:
     value = float("nan") if loss is None else float(loss)
     return value if np.isfinite(value) else None
-
-
-# -- building
-
-
-def build_benchmark(cell: Cell) -> Benchmark:
-    """The benchmark of a cell. Raises DataError if its data is missing."""
-    benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
-        cell.settings, cell.request.data_root
-    )
-    problems = benchmark.problems()
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise DataError(f"{benchmark.name}: {problems[0]}{more}")
-    return benchmark
-
-
-def build_method(cell: Cell, device: torch.device) -> Method:
-    """The method of a cell on a freshly loaded model."""
-    request = cell.request
-    model = load_source_model(
-        request.model or "", weights=request.weights, preprocessing=request.preprocessing
-    )
-    model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
-    method: Method = METHODS.get(request.method)(
-        model,
-        cell.hyperparameters,
-        seed=request.seed,
-        precision=request.precision,
-        window=request.window,
-    )
-    return method
-
-
-def source_data(benchmark: Benchmark, method: Method, seed: int) -> SourceData | None:
-    """The source set as the method may see it: nothing, images, or images with labels.
-
-    Raises DataError if the method needs source data and the benchmark has none.
-    """
-    if method.source_access == "none":
-        return None
-    images = benchmark.source()
-    if images is None:
-        raise DataError(
-            f"{type(method).__name__} reads {method.source_access} source data, but "
-            f"{benchmark.name} has no source set at hand."
-        )
-    return SourceData(
-        images,
-        labelled=method.source_access == "labelled",
-        seed=seed,
-        device=method.device,
-        dtype=torch.float64 if method.precision == "float64" else torch.float32,
-    )
-
-
-@torch.no_grad()
-def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
-    """Accuracy in % of the unadapted model on some source images, None if there are none.
-
-    Raises DataError near chance: then the weights are not those of this benchmark, and every
-    number after it would be meaningless.
-    """
-    images = benchmark.source()
-    if images is None:
-        return None
-    step = max(1, len(images.labels) // CHECKED_SOURCE_IMAGES)
-    index = np.arange(0, len(images.labels), step)
-    inputs = as_input(images.load(index)).to(model.mean.device, model.mean.dtype)
-    labels = torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))
-    before = model.passes.forward_images
-    outputs = [model(part).argmax(-1).cpu() for part in inputs.split(64)]
-    model.passes.forward_images = before  # a check of ours, not a cost of the method
-    accuracy = 100 * float((torch.cat(outputs) == labels).double().mean())
-    chance = 100 / benchmark.num_classes
-    # Four standard deviations of guessing: a merely bad model passes, an unloaded one does not.
-    if accuracy < chance + 4 * (chance * (100 - chance) / len(index)) ** 0.5:
-        raise DataError(
-            f"model {model.name} is right on {accuracy:.1f} % of {len(index)} source images of "
-            f"{benchmark.name}, near chance ({chance:.1f} %): these weights are not of this "
-            "benchmark, or the classes are in another order."
-        )
-    return accuracy
 
 
 # -- one cell
@@ -191,10 +126,11 @@ def run_cell(
             folder.clear()
         folder.check_configuration(cell.record)
         if folder.is_done:
+            check_kept(folder, cell.request.keep_models)
             return folder.result()
         folder.file("failed.json").unlink(missing_ok=True)
         write_yaml(folder.file("cell.yaml"), cell.record)
-        try:
+        with folder.noting_failure(), named_failures(loading_workers(cell)):
             return _run(
                 cell,
                 folder,
@@ -203,14 +139,6 @@ def run_cell(
                 Pace(checkpoint_seconds, checkpoint_batches),
                 heartbeat,
             )
-        except Exception as error:
-            # Kept beside the cell so that `status` can tell; the caller still sees the error.
-            with contextlib.suppress(OSError, RunError):
-                folder.append_log(f"failed: {error}")
-                folder.write_failure(error)
-            if isinstance(error, OSError):
-                raise RunError(f"{folder.path}: {error.strerror or error}.") from error
-            raise
 
 
 def _run(
@@ -227,18 +155,36 @@ def _run(
         for logger in loggers:
             logger.preparing(what, done, total)
 
-    benchmark.make_ready(report, usable_cores())
+    asked = cell.request.workers
+    benchmark.make_ready(report, usable_cores() if asked is None else asked)
     stream = Stream(batch_domains(benchmark), cell.settings, cell.request.seed)
     method = build_method(cell, device)
-    accuracy = source_accuracy(benchmark, method.model)
-    method.start(source_data(benchmark, method, cell.request.seed))
-    write_yaml(folder.file("cell.yaml"), cell.record | {"num_batches": len(stream)})
+    # As it came: some methods swap layers, or replace norm statistics, when they are built.
+    untouched = build_model(cell, device)
+    accuracy = None if method.learns_labels else source_accuracy(benchmark, untouched)
+    del untouched
+    source = source_data(
+        benchmark,
+        method,
+        cell.request.seed,
+        loading_workers(cell),
+        model_sha256=cell.record["model"]["sha256"],
+        say=lambda text: say(folder, loggers, text),
+    )
+    method.start(source, warmed(cell, folder.path.parent, device, loggers, heartbeat.beat))
+    keeper = ModelKeeper(folder, method, cell.record, cell.request.keep_models)
+    noticed = [*cell.notes, *notes(method, cell.settings)]
+    beside = {"num_batches": len(stream), "notes": noticed}
+    write_yaml(folder.file("cell.yaml"), cell.record | beside)
     provenance = {"corruptions": benchmark.provenance}
     write_json(folder.file("env.json"), environment(device) | provenance)
     progress = resume(folder, method, stream, loggers)
+    keeper.check_resumed(progress.lines)
     lay_lines(folder, progress.lines)
     for logger in loggers:
         logger.start(folder.path, cell.record, len(progress.lines), len(stream))
+        for note in noticed:
+            logger.note(note)
 
     result = None
     try:
@@ -252,25 +198,38 @@ def _run(
                     folder.append_log(f"interrupted after {len(progress.lines)} batches")
                     raise KeyboardInterrupt
 
-            play(method, stream, progress, loggers=loggers, after_batch=after_batch)
+            play(
+                method,
+                stream,
+                progress,
+                workers=loading_workers(cell),
+                loggers=loggers,
+                after_batch=after_batch,
+                domain_ended=lambda: keeper.domain_ended(progress.lines),
+            )
+        keeper.stream_ended(progress.lines)
         result = make_result(cell.record["id"], method, stream, progress)
         result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
-        folder.write_predictions({name: getattr(progress.scores(), name) for name in FIELDS})
+        result["model_parameters"] = method.model.source_parameters
+        arrays = {name: getattr(progress.scores(), name) for name in FIELDS}
+        if stream.order.severity.any():
+            arrays["severity"] = stream.order.severity
+        folder.write_predictions(arrays)
         write_json(folder.file("result.json"), result)
         folder.append_log(f"done: mean error {result['mean']:.2f} %")
     finally:
         for logger in loggers:
             logger.finish(result)
-    for name in ("state.pt", "state.previous.pt"):
-        folder.file(name).unlink(missing_ok=True)
+    drop_states(folder)
     return result
 
 
 def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:
     """The content of result.json."""
     scores = progress.scores()
-    rounds = summarise(scores, stream.domain_names)
     images = len(scores.label)
+    rounds = summarise(scores, stream.domain_names, stream.order.severity[:images])
+    updated = method.trainable if method.adapts else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "cell": cell_id,
@@ -280,7 +239,8 @@ def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress
         "source_access": method.source_access,
         "counters": dict(method.counters),
         "cost": {
-            "trainable_parameters": sum(p.numel() for p in method.trainable.values()),
+            "trainable_parameters": sum(p.numel() for p in updated.values()),
+            "trainable_tensors": {n: p.numel() for n, p in updated.items()},
             "extra_state_bytes": method.extra_state_bytes,
             "forward_per_image": method.passes.forward_images / images,
             "backward_per_image": method.passes.backward_images / images,

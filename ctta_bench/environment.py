@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import features
 from timm.layers import use_fused_attn
 
 from ctta_bench import __version__
@@ -19,13 +20,15 @@ from ctta_bench.registry import loaded_plugins
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a result depends on beside its configuration: versions, device, threads, kernels."""
-    packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless")
+    packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless", "pillow")
     return {
         "time": timestamp(),
         "ctta_bench": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,  # with the build, which the package's metadata lack
         **{name: _version(name) for name in packages},
+        # The library that decodes: another one gives other pixels.
+        "libjpeg": features.version_feature("libjpeg_turbo") or features.version("jpg"),
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "host": platform.node(),

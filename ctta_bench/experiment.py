@@ -1,16 +1,19 @@
 """Experiment files: from methods, benchmarks, regimes and seeds to validated cells."""
 
 import difflib
+import itertools
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ctta_bench.config import Cell, CellRequest, read_yaml, resolve, validate
+from ctta_bench.config import Cell, CellRequest, identity, read_yaml, resolve, validate
 from ctta_bench.errors import ConfigError, CttaBenchError
-from ctta_bench.registry import canonical
+from ctta_bench.registry import METHODS, canonical
+
+Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
 
 class MethodEntry(BaseModel):
@@ -21,7 +24,9 @@ class MethodEntry(BaseModel):
     name: str
     preset: str = "default"
     models: tuple[str, ...] = Field((), description="instead of the experiment's")
+    benchmarks: tuple[str, ...] = Field((), description="instead of the experiment's")
     set: dict[str, Any] = {}
+    sweep: Sweep = Field({}, description="values of keys: a cell for each combination of them")
 
 
 class Experiment(BaseModel):
@@ -31,13 +36,16 @@ class Experiment(BaseModel):
 
     name: str = ""
     title: str = ""
+    remakes: str = Field("", description="table or figure of a paper that this remakes")
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
     benchmarks: tuple[str, ...] = Field(min_length=1)
     models: tuple[str | None, ...] = (None,)
     preprocessing: tuple[Any, ...] = ("true",)
     precision: str = "float32"
     seeds: tuple[int, ...] = Field((0,), min_length=1)
+    keep_models: Literal["none", "last", "domains"] = "none"
     set: dict[str, Any] = {}
+    sweep: Sweep = Field({}, description="as a method's, for all of them")
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -73,14 +81,23 @@ def expand(
     *,
     benchmarks: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
+    preset: str | None = None,
     overrides: dict[str, Any] | None = None,
-    data_root: Path | None = None,
+    **request: Any,
 ) -> list[Cell]:
-    """All cells of an experiment, resolved. Raises ConfigError that lists every problem at once."""
+    """All cells of an experiment, resolved, and one for each warm-up, of the model that it leaves.
+
+    benchmarks, seeds, preset: instead of the file's. request: fields of `CellRequest` that hold for
+    every cell; None leaves what the file or the class says. Raises ConfigError that lists every
+    problem at once.
+    """
+    request |= {} if preset is None else {"preset": preset}
+    given = {key: value for key, value in request.items() if value is not None}
     cells: dict[str, Cell] = {}
+    warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
     problems: list[str] = []
     for number, values in _requests(experiment, benchmarks, seeds):
-        values |= {"data_root": data_root, "set": values["set"] | (overrides or {})}
+        values |= given | {"set": values["set"] | (overrides or {})}
         try:
             cell = resolve(validate(CellRequest, values, "cell"))
         except CttaBenchError as error:
@@ -91,18 +108,31 @@ def expand(
         if cell.id in cells:
             problems.append(f"methods[{number}]: gives the cell {cell.id} again.")
         cells[cell.id] = cell
+        # A method that does all its learning there is its warm-up alone already.
+        if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
+            unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"))
+            warmed.setdefault(identity(unadapted.record), unadapted)
     if problems:
         raise ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
-    return list(cells.values())
+    return list((cells | {cell.id: cell for cell in warmed.values()}).values())
 
 
 def _requests(
     experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The product of an experiment's lists: number of the method's entry, values of the request."""
-    for benchmark in benchmarks or experiment.benchmarks:
+    entries = [
+        (number, entry, chosen)
+        for number, entry in enumerate(experiment.methods)
+        for chosen in combinations(experiment.sweep | entry.sweep)
+    ]
+    common = benchmarks or experiment.benchmarks
+    own = [benchmark for entry in experiment.methods for benchmark in entry.benchmarks]
+    for benchmark in dict.fromkeys([*common, *own]):
         for regime in experiment.preprocessing:
-            for number, entry in enumerate(experiment.methods):
+            for number, entry, chosen in entries:
+                if benchmark not in (entry.benchmarks or common):
+                    continue
                 for model in entry.models or experiment.models:
                     for seed in seeds or experiment.seeds:
                         yield (
@@ -116,6 +146,12 @@ def _requests(
                                 "precision": experiment.precision,
                                 "seed": seed,
                                 "experiment": experiment.name,
-                                "set": experiment.set | entry.set,
+                                "keep_models": experiment.keep_models,
+                                "set": experiment.set | entry.set | chosen,
                             },
                         )
+
+
+def combinations(sweep: Sweep) -> list[dict[str, Any]]:
+    """Every combination of the values of a sweep, the last key turning fastest; [{}] for none."""
+    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]

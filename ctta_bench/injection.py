@@ -10,15 +10,20 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
+from ctta_bench import product
+from ctta_bench.adapters import WeightAdapter
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
+from ctta_bench.thin import Part
+
+Form = Literal["auto", "weight", "activation", "merged"]
 
 # What the last parts of a layer's name say about its roles, in the order of its rows.
 _ROLES: tuple[tuple[str, str], ...] = (
@@ -54,35 +59,24 @@ class BareWeight:
     roles: str
 
 
-class WeightAdapter(nn.Module):
-    """Turns a frozen weight [out, in] into the adapted one; holds its own trainable parameters."""
+@runtime_checkable
+class AdaptedLinear(Protocol):
+    """What a layer in a linear one's place offers to be merged back into one."""
 
-    def forward(self) -> Tensor:
-        """The effective weight [out, in], with gradient to the adapter's parameters."""
-        raise MethodError(f"{type(self).__name__} computes no weight.")
+    weight: Tensor
+    bias: Tensor | None
 
-
-class LowRankWeight(WeightAdapter):
-    """W + s B A (LoRA): A [rank, in] starts as a linear layer does, B [out, rank] at zero."""
-
-    def __init__(self, weight: Tensor, rank: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self.weight: Tensor
-        self.register_buffer("weight", weight, persistent=False)
-        self.scale = scale
-        self.down = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
-        self.up = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
-        nn.init.kaiming_uniform_(self.down, a=5**0.5)
-
-    def forward(self) -> Tensor:
-        """The effective weight [out, in]: at the start W to the bit."""
-        # In full precision: the product is small, and what is merged must be what was computed.
-        with torch.autocast(self.weight.device.type, enabled=False):
-            return self.weight + self.scale * (self.up @ self.down)
+    def effective_weight(self) -> Tensor:
+        """The weight [out, in] that the layer multiplies with now."""
 
 
 class InjectedLinear(nn.Module):
-    """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product."""
+    """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product.
+
+    `form` says how: through the effective weight with plain gradients ("weight"), through the
+    activations, or through the weight with gradients of the factors alone ("merged"). All give
+    the same; "auto" takes what is fastest for the number of tokens.
+    """
 
     def __init__(self, base: nn.Linear, roles: str, adapters: dict[str, WeightAdapter]) -> None:
         super().__init__()
@@ -91,15 +85,52 @@ class InjectedLinear(nn.Module):
         self.roles = roles
         self.adapters = nn.ModuleDict(adapters)
         self.bypassed = False
+        self.form: Form = "auto"
+        self.steady = False
+        self._whole: Tensor | None = None
 
     def effective_weight(self) -> Tensor:
         """The weight [out, in] that the layer multiplies with now."""
         return adapted_rows(self.weight, self.roles, self.adapters)
 
+    def parts(self) -> list[Part] | None:
+        """The row blocks that are adapted and their factors; None if an adapter has no factors."""
+        height, parts = len(self.weight) // len(self.roles), []
+        with torch.autocast(self.weight.device.type, enabled=False):
+            for number, role in enumerate(self.roles):
+                if role in self.adapters:
+                    adapter: Any = self.adapters[role]
+                    factors = adapter.factors()
+                    if factors is None:
+                        return None
+                    parts.append((slice(number * height, (number + 1) * height), factors))
+        return parts
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        weight = self.weight if self.bypassed else self.effective_weight()
-        return linear(x, weight, self.bias)
+        if self.bypassed:
+            return linear(x, self.weight, self.bias)
+        parts = None if self.form == "weight" else self.parts()
+        if parts is None:
+            return linear(x, self.effective_weight(), self.bias)
+        if self.form == "activation" or (self.form == "auto" and self._few(x)):
+            return product.activation(x, self.weight, self.bias, parts)
+        return product.merged(x, self.weight, self.bias, parts, self._kept_whole(parts))
+
+    def _few(self, x: Tensor) -> bool:
+        """Whether there are fewer tokens than it pays to make the effective weight for."""
+        tokens = x.numel() // self.in_features
+        return tokens * (self.in_features + self.out_features) < self.weight.numel()
+
+    def _kept_whole(self, parts: list[Part]) -> Tensor | None:
+        if self.steady and self._whole is None:
+            with torch.no_grad():
+                self._whole = product.assemble(self.weight, parts)
+        return self._whole
+
+    def hold_still(self, still: bool) -> None:
+        """Say that no parameter changes from now on, so that W_eff can be kept, or end that."""
+        self.steady, self._whole = still, None
 
 
 class InjectedWeight(nn.Module):
@@ -162,11 +193,12 @@ def inject(
     make_adapter: Callable[[Tensor], WeightAdapter],
     *,
     skip_last_blocks: int = 0,
+    by: str = "this method",
 ) -> dict[str, nn.Parameter]:
     """Swap in adapters for the layers of `roles` (of "qkvom"); returns their trainable parameters.
 
     `make_adapter` gets a frozen weight [out, in]. Names are `LAYER.ROLE.PARAMETER`. Raises
-    MethodError if the model has no layer of a wanted role.
+    MethodError, in the name of `by`, if the model has no layer of a wanted role.
     """
     layers: list[RoleLayer | BareWeight] = [
         *role_layers(model, skip_last_blocks=skip_last_blocks),
@@ -176,7 +208,7 @@ def inject(
     if missing:
         raise MethodError(
             f"model {model.name} has no linear layer of role {', '.join(missing)} (q, k, v, o: "
-            "attention, m: MLP), which this method adapts."
+            f"attention, m: MLP), which {by} adapts."
         )
     trainable: dict[str, nn.Parameter] = {}
     for layer in sorted(layers, key=lambda layer: layer.block):
@@ -210,6 +242,19 @@ def _swap_in(
 
 
 @contextlib.contextmanager
+def steady(model: SourceModel) -> Iterator[None]:
+    """Within the block, where no parameter may change, effective weights are made once."""
+    layers = [m for m in model.network.modules() if isinstance(m, InjectedLinear)]
+    for layer in layers:
+        layer.hold_still(True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.hold_still(False)
+
+
+@contextlib.contextmanager
 def bypassed(model: SourceModel) -> Iterator[None]:
     """Within the block the model computes with its source weights, whatever was injected."""
     kinds = (InjectedLinear, InjectedWeight)
@@ -226,9 +271,10 @@ def bypassed(model: SourceModel) -> Iterator[None]:
 @torch.no_grad()
 def merge(model: SourceModel) -> None:
     """Put plain linear layers with the adapted weights back in place, in the model itself."""
-    injected = [(n, m) for n, m in model.network.named_modules() if isinstance(m, InjectedLinear)]
-    for name, layer in injected:
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    adapted = [(n, m) for n, m in model.network.named_modules() if isinstance(m, AdaptedLinear)]
+    for name, layer in adapted:
+        outputs, inputs = layer.weight.shape
+        plain = nn.Linear(inputs, outputs, bias=layer.bias is not None)
         plain = plain.to(layer.weight).requires_grad_(False)
         plain.weight.copy_(layer.effective_weight())
         if layer.bias is not None:

@@ -26,6 +26,9 @@ class Logger:
     def say(self, message: str) -> None:
         """Something that a user should read, a sentence."""
 
+    def note(self, sentence: str) -> None:
+        """Something to know beside the cell's numbers, such as whose preset it takes."""
+
     def finish(self, result: dict[str, Any] | None) -> None:
         """The run ended: with its result, or None if it was interrupted or failed."""
 

@@ -8,40 +8,52 @@ randomness, autocast, counting of passes, and window mode for single-sample stre
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from ctta_bench import state
 from ctta_bench.errors import MethodError
+from ctta_bench.hyperparameters import (
+    NEWER,
+    MethodHyperparameters,
+    OptimizerHyperparameters,
+    WarmupHyperparameters,
+)
 from ctta_bench.model import SourceModel
+from ctta_bench.updates import (
+    ema_update,
+    soft_cross_entropy,
+    softmax_entropy,
+    stochastic_restore,
+)
+from ctta_bench.warmup import Warmup, load_warmed
+
+# Methods find all that they need of the engine here.
+__all__ = [
+    "NEWER",
+    "Method",
+    "MethodHyperparameters",
+    "OptimizerHyperparameters",
+    "Precision",
+    "SourceAccess",
+    "WarmupHyperparameters",
+    "ema_update",
+    "soft_cross_entropy",
+    "softmax_entropy",
+    "stochastic_restore",
+]
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 SourceAccess = Literal["none", "unlabelled", "labelled"]
+_ACCESS = ("none", "unlabelled", "labelled")
 
 # Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
-_BASE = frozenset({"hp", "window", "precision", "_initial", "_started"})
+_BASE = frozenset({"hp", "window", "precision", "adapts", "_initial", "_started"})
 _SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
-
-
-class MethodHyperparameters(BaseModel):
-    """Base of every method's hyper-parameters: unknown keys are refused, values are fixed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class OptimizerHyperparameters(MethodHyperparameters):
-    """The optimiser of methods that take gradient steps."""
-
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="update rule")
-    lr: float = Field(1e-3, ge=0, description="learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
-    nesterov: bool = Field(False, description="Nesterov's momentum (SGD)")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="moment decays of Adam(W)")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay")
 
 
 class Method:
@@ -56,7 +68,15 @@ class Method:
 
     source_access: SourceAccess = "none"
     """What `prepare` may read of the source data; `setup` may lower it for hyper-parameters that
-    need less."""
+    need less. A warm-up raises it to `warmup_access`."""
+    warmup_access: ClassVar[SourceAccess] = "none"
+    """What a warm-up reads, where the hyper-parameters (`WarmupHyperparameters`) have one."""
+    learns_labels: ClassVar[bool] = False
+    """Whether it learns the benchmark's labels itself: the source model need not know them."""
+    stream_only: ClassVar[frozenset[str]] = frozenset()
+    """Hyper-parameters that a warm-up never sees: cells that differ in these alone share one."""
+    dense: ClassVar[bool] = False
+    """Whether it is for segmentation alone: logits are maps [n, classes, H, W]."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
     passes_per_image: ClassVar[tuple[float, float] | None] = None
@@ -77,11 +97,13 @@ class Method:
         seed: int = 0,
         precision: Precision = "float32",
         window: int = 0,
+        adapts: bool = True,
     ) -> None:
         self.model = model
         self.hp = hyperparameters or self.Hyperparameters()
         self.precision = precision
         self.window = window
+        self.adapts = adapts
         self.counters = {"skipped_updates": 0, "resets": 0}
         self.passes = model.passes
         self.loss: Tensor | None = None
@@ -90,9 +112,9 @@ class Method:
         self._recent: list[Tensor] = []
         self._initial: state.Node = {}
         self._started = False
-        self._scaler = torch.amp.GradScaler(
-            self.device.type, enabled=precision == "float16" and self.device.type == "cuda"
-        )
+        self._scaler = self._new_scaler()
+        if self.hp.warms_up:
+            self.source_access = max(self.source_access, self.warmup_access, key=_ACCESS.index)
         model.requires_grad_(False).eval()
         with self._own_randomness():
             self.setup()
@@ -105,6 +127,18 @@ class Method:
     def prepare(self, source: Any) -> None:
         """Read the source data once before the stream, within `source_access`."""
 
+    def warmup_parameters(self) -> Mapping[str, nn.Parameter]:
+        """What a warm-up trains, by name; all trainable parameters unless a method says less."""
+        return self.trainable
+
+    def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
+        """One update of a warm-up; labels int64 [n] come with labelled `warmup_access` alone."""
+        assert labels is not None
+        self.step(cross_entropy(self.model(images), labels))
+
+    def warmed_up(self) -> None:
+        """What follows a warm-up, once: teachers and anchors become copies of what it left."""
+
     def adapt(self, images: Tensor) -> Tensor:
         """Return the scored logits [n, classes] of `images` and update; each method's own."""
         raise MethodError(f"{type(self).__name__} defines no adapt(images).")
@@ -113,15 +147,27 @@ class Method:
         """Logits [n, classes] without an update, as window mode scores them."""
         return self.model(images)
 
+    @property
+    def scored_model(self) -> SourceModel:
+        """The network whose logits are scored, as exports keep it: the model, or its teacher."""
+        return self.model
+
     # -- what the engine and users call
 
-    def start(self, source: Any = None) -> None:
-        """Prepare from the source data and remember the state that `reset` returns to."""
+    def start(self, source: Any = None, warmed: Mapping[str, Tensor] | None = None) -> None:
+        """Warm up, prepare from the source data, remember the state that `reset` returns to.
+
+        `warmed`: what a warm-up of a like method has learnt, in place of one here.
+        """
         if self.source_access != "none" and source is None:
             raise MethodError(
                 f"{type(self).__name__} reads {self.source_access} source data before the stream, "
                 "but none was given; pass the benchmark's source set to start()."
             )
+        if self.hp.warms_up:
+            load_warmed(self, self._learnt_from(source) if warmed is None else warmed)
+            self._scaler, self.loss = self._new_scaler(), None
+            self.warmed_up()
         with self._own_randomness(), self._autocast():
             self.prepare(source if self.source_access != "none" else None)
         self.optimizer_zero_grad()
@@ -135,8 +181,11 @@ class Method:
         if not self._started:
             self.start()
         # Evaluation loops often stand in torch.no_grad(): adaptation needs gradients all the same.
-        with torch.enable_grad(), self._own_randomness(), self._autocast():
-            logits = self._in_window(images) if self.window > 1 else self.adapt(images)
+        with torch.set_grad_enabled(self.adapts), self._own_randomness(), self._autocast():
+            if not self.adapts:
+                logits = self.predict(images)
+            else:
+                logits = self._in_window(images) if self.window > 1 else self.adapt(images)
         logits = logits.detach()
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -157,7 +206,7 @@ class Method:
         """Go on from a `state_dict` of a method built and started in the same way."""
         if not self._started:  # or else the loaded state would be what `reset` returns to
             self.start()
-        state.restore(self, tree, skip=_BASE)
+        self._restore(tree)
 
     @property
     def device(self) -> torch.device:
@@ -263,6 +312,19 @@ class Method:
 
     # -- how the base does it
 
+    def _restore(self, tree: state.Node) -> None:
+        state.restore(self, tree, skip=_BASE)
+
+    def _learnt_from(self, source: Any) -> dict[str, Tensor]:
+        warmup = Warmup(self, source)
+        for _ in warmup.updates():
+            pass
+        return warmup.finish()
+
+    def _new_scaler(self) -> torch.amp.GradScaler:
+        scales = self.precision == "float16" and self.device.type == "cuda"
+        return torch.amp.GradScaler(self.device.type, enabled=scales)
+
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
         """Run with the method's private random stream, so that nothing outside moves it.
@@ -314,41 +376,3 @@ def _tensor_bytes(tree: Any) -> int:
     if isinstance(tree, list | tuple):
         return sum(map(_tensor_bytes, tree))
     return 0
-
-
-def softmax_entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy [n] in nats of the softmax of logits [n, classes], in float32 or better."""
-    log_p = logits.log_softmax(-1, dtype=_at_least_float32(logits))
-    return -(log_p.exp() * log_p).sum(-1)
-
-
-def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy [n] in nats of softmax(logits) against softmax(target), both [n, classes].
-
-    In float32 or better; the gradient goes to both.
-    """
-    log_p = logits.log_softmax(-1, dtype=_at_least_float32(logits))
-    return -(target.softmax(-1, dtype=_at_least_float32(target)) * log_p).sum(-1)
-
-
-@torch.no_grad()
-def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
-    """θ' ← α θ' + (1 - α) θ with α = `momentum`, in place, over floating tensors in like order."""
-    torch._foreach_lerp_(list(teacher), list(student), 1 - momentum)
-
-
-@torch.no_grad()
-def stochastic_restore(
-    parameters: Iterable[Tensor], source: Iterable[Tensor], probability: float
-) -> None:
-    """Set each scalar of `parameters` back to its value in `source` with `probability`, in place.
-
-    One independent draw a scalar, on the device of its tensor.
-    """
-    for parameter, value in zip(parameters, source, strict=True):
-        chosen = torch.empty_like(parameter, dtype=torch.bool).bernoulli_(probability)
-        parameter.copy_(torch.where(chosen, value, parameter))
-
-
-def _at_least_float32(values: Tensor) -> torch.dtype:
-    return torch.float64 if values.dtype == torch.float64 else torch.float32

@@ -54,8 +54,13 @@ def score_batch(logits: Tensor, labels: Tensor) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in values.items()}
 
 
-def summarise(scores: Scores, domains: list[str]) -> list[dict[str, Any]]:
-    """Metrics by round and domain: the `rounds` of result.json, errors and ECE in %."""
+def summarise(
+    scores: Scores, domains: list[str], severity: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Metrics by round and domain: the `rounds` of result.json, errors and ECE in %.
+
+    severity int8 [n]: if there are several, each round also has its mean at each of them.
+    """
     rounds = []
     for number in np.unique(scores.round):
         by_domain = []
@@ -64,8 +69,24 @@ def summarise(scores: Scores, domains: list[str]) -> list[dict[str, Any]]:
             if len(rows):
                 by_domain.append({"domain": name, **_domain_metrics(scores, rows)})
         mean = float(np.mean([entry["error"] for entry in by_domain]))
-        rounds.append({"round": int(number), "mean": mean, "domains": by_domain})
+        entry = {"round": int(number), "mean": mean, "domains": by_domain}
+        if severity is not None and len(np.unique(severity)) > 1:
+            entry["severities"] = _by_severity(scores, scores.round == number, severity)
+        rounds.append(entry)
     return rounds
+
+
+def _by_severity(scores: Scores, chosen: np.ndarray, severity: np.ndarray) -> list[dict[str, Any]]:
+    """Mean error in % over domains at each severity, all visits to it together."""
+    means = []
+    for level in np.unique(severity[chosen]).tolist():
+        here = chosen & (severity == level)
+        by_domain = [
+            100 * float((~scores.correct[here & (scores.domain == d)]).mean())
+            for d in np.unique(scores.domain[here])
+        ]
+        means.append({"severity": level, "n": int(here.sum()), "mean": float(np.mean(by_domain))})
+    return means
 
 
 def _domain_metrics(scores: Scores, rows: np.ndarray) -> dict[str, Any]:

@@ -5,43 +5,20 @@ augmentations never see another range. `features` and `head` split the network b
 linear layer; `norm_parameters` and `ctta_bench.injection` address layers by what they are.
 """
 
-import difflib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
-from ctta_bench.errors import ConfigError, DataError, MethodError
-from ctta_bench.registry import MODELS
-from ctta_bench.weights import fingerprint, load_weights
+from ctta_bench.errors import MethodError
+from ctta_bench.preprocessing import Preprocessing, Regime, recorded_preprocessing
+from ctta_bench.weights import fingerprint
 
-Regime = Literal["true", "lineage"]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (nn.LayerNorm, nn.GroupNorm, *BATCH_NORMS, *INSTANCE_NORMS)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """What happens to images between [0, 1] and the network; part of a result's identity.
-
-    Regime "true" uses the statistics recorded with the checkpoint; "lineage" feeds raw [0, 1], as
-    the published tables of this field do.
-    """
-
-    regime: Regime = "true"
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    size: tuple[int, int] | None = None
-    interpolation: str = "bilinear"
-
-    def record(self) -> dict[str, Any]:
-        """As plain values for cell.yaml."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 @dataclass
@@ -76,6 +53,8 @@ class SourceModel(nn.Module):
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1))
         self.passes = PassCounts()
+        self.keys = frozenset(network.state_dict())  # before any method changes the network
+        self.source_parameters = sum(p.numel() for p in network.parameters())
         self._classifier = (
             find_classifier(network),
         )  # a tuple: no second registration of the layer
@@ -107,10 +86,7 @@ class SourceModel(nn.Module):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Resize to the network's input size, if it has one, and normalise."""
-        size = self.preprocessing.size
-        if size is not None and tuple(images.shape[-2:]) != size:
-            images = interpolate(images, size=size, mode="bilinear", align_corners=False)
-        return (images - self.mean) / self.std
+        return (self.preprocessing.resize(images) - self.mean) / self.std
 
     @property
     def classifier(self) -> nn.Linear:
@@ -124,9 +100,28 @@ class SourceModel(nn.Module):
         return classifier
 
     @property
+    def has_classifier(self) -> bool:
+        """Whether the logits come from a last linear layer."""
+        return self._classifier[0] is not None
+
+    @property
     def num_classes(self) -> int:
         """Number of logits."""
         return self.classifier.out_features
+
+    @torch.no_grad()
+    def keep_classes(self, classes: Sequence[int]) -> None:
+        """Cut the last linear layer to these logits, in this order; all else stays as it is.
+
+        Benchmarks of 200 ImageNet classes (-R, -A) are scored so: every method sees the 200 alone,
+        as through the masking layer that this field puts behind the model. Raises MethodError if
+        there is no last linear layer.
+        """
+        layer, kept = self.classifier, torch.as_tensor(classes)
+        layer.weight = nn.Parameter(layer.weight[kept], layer.weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(layer.bias[kept], layer.bias.requires_grad)
+        layer.out_features = len(kept)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -213,64 +208,3 @@ def find_classifier(network: nn.Module) -> nn.Linear | None:
         return classifier if isinstance(classifier, nn.Linear) else None
     linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
     return linears[-1] if linears else None
-
-
-def recorded_preprocessing(network: nn.Module, regime: str) -> Preprocessing:
-    """The pre-processing that belongs to the checkpoint, or its lineage form without normalisation.
-
-    Raises ConfigError for another regime.
-    """
-    if regime not in ("true", "lineage"):
-        raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")
-    cfg = _recorded_cfg(network)
-    size = tuple(cfg["input_size"][1:]) if cfg.get("input_size") else None
-    if regime == "lineage":
-        return Preprocessing("lineage", size=size)
-    if "mean" not in cfg:
-        return Preprocessing("true", size=size)
-    return Preprocessing("true", tuple(cfg["mean"]), tuple(cfg["std"]), size=size)
-
-
-def _recorded_cfg(network: nn.Module) -> dict[str, Any]:
-    cfg = getattr(network, "pretrained_cfg", None) or {}
-    return cfg if isinstance(cfg, dict) else cfg.to_dict()
-
-
-def load_source_model(
-    name: str, *, weights: Path | None = None, preprocessing: Regime = "true"
-) -> SourceModel:
-    """Build the model `name` with its weights: a registered name or `timm:MODEL.TAG`.
-
-    `weights` replaces the model's own checkpoint file. Raises ConfigError for an unknown name and
-    DataError for weights that are missing or do not fit.
-    """
-    build, own_file = _builder(name)
-    network = build()
-    file = weights or own_file(network)
-    if file is not None:
-        load_weights(network, Path(file))
-    return SourceModel(network, name=name, preprocessing=preprocessing)
-
-
-def _builder(
-    name: str,
-) -> tuple[Callable[[], nn.Module], Callable[[nn.Module], str | None]]:
-    if not name.startswith("timm:"):
-        return MODELS.get(name), lambda network: _recorded_cfg(network).get("file")
-
-    import timm
-
-    bare = name.removeprefix("timm:")
-    known = [*timm.list_models(), *timm.list_models(include_tags=True)]
-    if bare not in known:
-        close = difflib.get_close_matches(bare, known, n=3)
-        hint = f" Did you mean {', '.join('timm:' + c for c in close)}?" if close else ""
-        raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
-    return lambda: timm.create_model(bare, pretrained=False), lambda network: _missing_file(name)
-
-
-def _missing_file(name: str) -> str:
-    raise DataError(
-        f"model {name!r} needs a file of weights: nothing is downloaded unasked; give one with "
-        "--weights FILE (.safetensors, .pth)."
-    )

@@ -11,7 +11,7 @@ import math
 import os
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,12 @@ class CaseSource:
         """Images and labels int64 [16]."""
         return list(zip(self._images.split(16), self._labels.split(16), strict=True))
 
+    def once(
+        self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """What is made; nothing is kept."""
+        return make()
+
 
 @dataclass
 class Play:
@@ -181,7 +187,7 @@ def play(file: CaseFile, dtype: torch.dtype) -> Play:
 class Verdict:
     """How far a case is from our method, in float64, and whether everything recorded agrees.
 
-    `method` is "" and `agrees` None for a case that no method of ours serves.
+    `method` is "" and `agrees` None for a case of a method that is not in the suite.
     """
 
     case: str
@@ -193,15 +199,19 @@ class Verdict:
     agrees: bool | None = None
     detail: str = ""
 
+    @property
+    def words(self) -> str:
+        """The verdict in words."""
+        return {True: "equal", False: "DIFFERS", None: "not in the suite"}[self.agrees]
+
 
 def verdict(file: CaseFile) -> Verdict:
     """Play a case in float64 and float32 and compare all that was recorded of it."""
     case = file.read()
-    translation = translate(case)
-    about = (file.name, translation.method if translation else "", case["source"])
-    commit = case.get("commit", "-")
-    if translation is None:
-        return Verdict(*about, commit)
+    translation, commit = translate(case), case.get("commit", "-")
+    if translation is None or translation.method not in METHODS.names():
+        return Verdict(file.name, "", case["source"], commit)
+    about = (file.name, translation.method, case["source"])
     if case.get("kind") == "function":
         wrong = [w for t in (torch.float64, torch.float32) for w in function_mismatches(file, t)]
         worst, limit = function_difference(file)

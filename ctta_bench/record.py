@@ -6,6 +6,7 @@ predictions.npz  per image, in stream order
 result.json      written last; its presence means done
 env.json         versions, device, time
 state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
+models/          adapted networks, if they are asked for (export.py)
 failed.json      why the last attempt failed
 log.txt          what was said
 """
@@ -138,7 +139,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
-        for file in self.path.glob("*"):
+        for file in [*self.path.glob("*"), *self.path.glob("models/*")]:
             if file.is_file() and file.name not in (".lock", "cell.lock.json"):
                 file.unlink()
 
@@ -146,6 +147,22 @@ class RunFolder:
         """Add a line with the time to log.txt."""
         with self.file("log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keep why the block failed, so that `status` can tell; the caller still sees the error.
+
+        An OSError becomes a RunError.
+        """
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(OSError, RunError):
+                self.append_log(f"failed: {error}")
+                self.write_failure(error)
+            if isinstance(error, OSError):
+                raise RunError(f"{self.path}: {error.strerror or error}.") from error
+            raise
 
     def write_failure(self, error: BaseException) -> None:
         """Keep why this attempt failed."""

@@ -66,7 +66,13 @@ class Registry:
         spec = importlib.util.find_spec(self.package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
             for file in sorted(Path(folder).glob("*.py")):
-                found |= scan(file, f"{self.package}.{file.stem}", self.variable)
+                for name, entry in scan(file, f"{self.package}.{file.stem}", self.variable).items():
+                    if name in found:
+                        raise ConfigError(
+                            f"{entry.module} and {found[name].module} both register the "
+                            f"{self.kind} {name!r}; rename one of them."
+                        )
+                    found[name] = entry
         return found
 
     def entries(self) -> dict[str, Entry]:

@@ -1,23 +1,30 @@
-"""Streams: which image comes when. Orders are arrays of indices, tested without a single image.
+"""Streams: domains of labelled images, and their batches in the order of `orders.py`.
 
-A benchmark hands out image sets by domain; the stream walks through them in the order that the
-setting and the seed define. The file system's listing never matters: image sets are sorted, and
-the order's hash is stored with each result.
+A benchmark hands out image sets by domain and severity; the stream walks through them in the order
+that the setting and the seed define. The file system's listing never matters: image sets are
+sorted, and the order's hash is stored with each result.
 """
 
-import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from platformdirs import user_cache_path
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.loading import load_ahead
+from ctta_bench.orders import domain_sequence, make_order
+from ctta_bench.settings import CorruptionSettings as CorruptionSettings  # for benchmarks
+from ctta_bench.settings import ImageOrder as ImageOrder
+from ctta_bench.settings import SettingName as SettingName
+from ctta_bench.settings import StreamSettings as StreamSettings
 
 
 class ImageSet(Protocol):
@@ -48,10 +55,11 @@ class ArrayImages:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain of a stream."""
+    """One domain of a stream; `at_severity` holds its images at the severities of a walk."""
 
     name: str
     images: ImageSet
+    at_severity: Mapping[int, ImageSet] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images.labels)
@@ -65,31 +73,14 @@ class Batch:
     labels: Tensor  # int64 [n]
     domain: np.ndarray  # int16 [n], position in the stream's domains
     index: np.ndarray  # int64 [n], number of each image inside its domain
+    severity: np.ndarray  # int8 [n], 0 for the benchmark's own
     round: int
     starts_domain: bool
+    reset: bool  # the method is reset before this batch
 
-
-class StreamSettings(BaseModel):
-    """What a user may choose about a benchmark's stream; benchmarks set their own defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    setting: Literal["continual", "reset", "mixed"] = Field(
-        "continual", description="reset: start anew at each domain; mixed: all domains shuffled"
-    )
-    domains: tuple[str, ...] = Field((), description="domains in stream order; all if empty")
-    rounds: int = Field(1, ge=1, description="times the whole sequence is seen")
-    batch_size: int = Field(64, ge=1, description="images a batch")
-    examples: int | None = Field(None, ge=1, description="images a domain, the first ones; all")
-    order: Literal["file", "shuffled"] = Field(
-        "file", description="inside a domain: stored order, or shuffled by the seed"
-    )
-
-
-class CorruptionSettings(StreamSettings):
-    """Settings of the `-C` benchmarks."""
-
-    severity: int = Field(5, ge=1, le=5, description="severity of the corruptions")
+    def pin_memory(self) -> "Batch":
+        """The same with images in page-locked memory; torch's loader calls it."""
+        return replace(self, images=self.images.pin_memory())
 
 
 class Benchmark(ABC):
@@ -101,29 +92,74 @@ class Benchmark(ABC):
     Settings: ClassVar[type[StreamSettings]] = StreamSettings
     num_classes: int = 0
     default_model: ClassVar[str] = ""
+    severities: ClassVar[tuple[int, ...]] = ()  # that `domain` can read, if there are several
     version: ClassVar[int] = 1  # raised when the images change under the same name
     provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
+    other_labels: ClassVar[bool] = False  # than those the source model knows: not held against it
+    decodes: ClassVar[bool] = False  # from files: other processes can do that ahead of the device
     name: str = ""
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()
         self.root = root
+        self.decoded_cache: Path | None = None  # folder for decoded images, if they shall be kept
+
+    @classmethod
+    def model_classes(cls) -> tuple[int, ...] | None:
+        """Which logits of a model of more classes are this benchmark's classes; None: all."""
+        return None
 
     @abstractmethod
     def domain_names(self) -> tuple[str, ...]:
         """All domains of the benchmark in canonical order."""
 
     @abstractmethod
-    def domain(self, name: str) -> ImageSet:
-        """The images of one domain. Raises DataError if they are missing or damaged."""
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """The images of one domain, at the settings' severity or the one given.
+
+        Raises DataError if they are missing or damaged.
+        """
 
     def source(self) -> ImageSet | None:
         """Labelled images of the source domain, or None if the benchmark has none at hand."""
         return None
 
+    def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet | None]:
+        """Labelled images to train a source model on, and clean ones to test it on, if there are.
+
+        `folder` holds them where the data root does not. Raises DataError if they are missing.
+        """
+        images = self.source()
+        if images is None or folder is not None:
+            known = "no training images" if images is None else "no training images but its own"
+            raise DataError(f"{self.name}: knows {known}; train on another benchmark.")
+        return images, None
+
+    def source_settings(self) -> dict[str, Any]:
+        """Settings that decide the source set: those that are not every stream's, as plain values.
+
+        A benchmark whose source set depends on other ones adds them.
+        """
+        of_streams = (*StreamSettings.model_fields, *CorruptionSettings.model_fields)
+        values = self.settings.model_dump(mode="json")
+        return {key: value for key, value in values.items() if key not in of_streams}
+
+    def cache_folder(self) -> Path:
+        """Where what was made from the data is kept: the data's root, or the user's cache."""
+        root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
+        return Path(root)
+
+    def source_place(self) -> str:
+        """Where source images are looked for, to be named where they are missing; "" if nowhere."""
+        return ""
+
     def extra_domains(self) -> tuple[str, ...]:
         """Domains that a user can name but that belong to no mean (hold-out sets, clean images)."""
         return ()
+
+    def strangers(self) -> list[str]:
+        """Folders among the data that are no domain of it; they are never read."""
+        return []
 
     def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Make what can be made of the data that the stream needs; `report(what, done, total)`."""
@@ -131,6 +167,12 @@ class Benchmark(ABC):
     def problems(self) -> list[str]:
         """What is missing or wrong with the data, a sentence each; [] if all is there."""
         return []
+
+    def needed(self) -> list[tuple[str, int]]:
+        """Domains and severities that the stream reads; severity 0 where there are none."""
+        own = getattr(self.settings, "severity", 0)
+        walk = sorted({severity or own for v in (0, 1) for severity in self.settings.walk(v)})
+        return [(name, severity) for name in self.chosen_domains() for severity in walk]
 
     def chosen_domains(self) -> tuple[str, ...]:
         """The domains of the stream. Raises ConfigError for one that the benchmark lacks."""
@@ -141,25 +183,50 @@ class Benchmark(ABC):
                     f"benchmark.domains: {self.name} has no domain {name!r}; it has "
                     f"{', '.join((*known, *self.extra_domains()))}."
                 )
-        return self.settings.domains or known
+        chosen: tuple[str, ...] = self.settings.domains or known
+        domain_sequence(chosen, self.settings, 0)  # a published order must know them
+        return chosen
 
 
 def batch_domains(benchmark: Benchmark) -> list[Domain]:
     """The chosen domains with their images, cut to `examples`.
 
-    Raises DataError if a domain has fewer images than asked for.
+    Raises DataError if a domain has fewer images than asked for, ConfigError if the setting walks
+    through severities that the benchmark lacks.
     """
-    wanted = benchmark.settings.examples
-    domains = []
-    for name in benchmark.chosen_domains():
-        images = benchmark.domain(name)
-        if wanted is not None and wanted > len(images.labels):
+    settings = benchmark.settings
+    walk = sorted({*settings.walk(0), *settings.walk(1)} - {0})
+    lacking = [str(severity) for severity in walk if severity not in benchmark.severities]
+    if lacking:
+        raise ConfigError(
+            f"benchmark.setting: {settings.setting} needs the severities {', '.join(lacking)}, "
+            f"which {benchmark.name} lacks."
+        )
+    return [_batch_domain(benchmark, name, walk) for name in benchmark.chosen_domains()]
+
+
+def _batch_domain(benchmark: Benchmark, name: str, walk: Sequence[int]) -> Domain:
+    if not walk:
+        return Domain(name, _first(benchmark, name, benchmark.domain(name)))
+    sets = {s: _first(benchmark, name, benchmark.domain(name, s)) for s in walk}
+    images = sets[walk[-1]]
+    for severity, others in sets.items():
+        if not np.array_equal(others.labels, images.labels):
             raise DataError(
-                f"benchmark.examples: {wanted} images asked for, but domain {name} of "
-                f"{benchmark.name} has {len(images.labels)}."
+                f"domain {name} of {benchmark.name}: the labels at severity {severity} are not "
+                f"those at {walk[-1]}; all severities must show the same images."
             )
-        domains.append(Domain(name, images if wanted is None else _First(images, wanted)))
-    return domains
+    return Domain(name, images, sets)
+
+
+def _first(benchmark: Benchmark, name: str, images: ImageSet) -> ImageSet:
+    wanted = benchmark.settings.examples
+    if wanted is not None and wanted > len(images.labels):
+        raise DataError(
+            f"benchmark.examples: {wanted} images asked for, but domain {name} of "
+            f"{benchmark.name} has {len(images.labels)}."
+        )
+    return images if wanted is None else _First(images, wanted)
 
 
 class _First:
@@ -172,73 +239,24 @@ class _First:
         return self.images.load(index)
 
 
-@dataclass(frozen=True)
-class Order:
-    """The order of a stream: one row an image, cut into batches.
-
-    `domain` int16 [N], `index` int64 [N], `round` int16 [N]; batch b is rows cuts[b]:cuts[b+1].
-    """
-
-    domain: np.ndarray
-    index: np.ndarray
-    round: np.ndarray
-    cuts: np.ndarray
-
-    def sha256(self) -> str:
-        """Hash of the whole order: equal streams have equal ones."""
-        digest = hashlib.sha256()
-        for part, kind in ((self.domain, "<i2"), (self.index, "<i8"), (self.round, "<i2")):
-            digest.update(np.ascontiguousarray(part, dtype=kind).tobytes())
-        digest.update(self.cuts.astype("<i8").tobytes())
-        return digest.hexdigest()
-
-
-def make_order(sizes: Sequence[int], settings: StreamSettings, seed: int) -> Order:
-    """The order over domains of these sizes.
-
-    Batches never cross a domain, except in setting "mixed". Each (seed, round, domain) has its own
-    permutation, so that a shorter stream is a prefix of a longer one.
-    """
-    segments = []
-    for round_number in range(settings.rounds):
-        parts = [
-            np.stack([np.full(n, d), _inside(n, settings.order, (seed, round_number, d))], 1)
-            for d, n in enumerate(sizes)
-        ]
-        if settings.setting == "mixed":
-            everything = np.concatenate(parts)
-            parts = [everything[_rng(seed, round_number, -1).permutation(len(everything))]]
-        segments += [(round_number, part) for part in parts]
-    cuts, position = [0], 0
-    for _, rows in segments:
-        cuts += [position + i for i in range(settings.batch_size, len(rows), settings.batch_size)]
-        position += len(rows)
-        cuts.append(position)
-    table = np.concatenate([r for _, r in segments])
-    rounds = np.concatenate([np.full(len(r), n) for n, r in segments])
-    return Order(
-        table[:, 0].astype(np.int16),
-        table[:, 1].astype(np.int64),
-        rounds.astype(np.int16),
-        np.asarray(cuts, np.int64),
-    )
-
-
-def _rng(*key: int) -> np.random.Generator:
-    return np.random.default_rng([k % 2**32 for k in key])
-
-
-def _inside(n: int, order: str, key: tuple[int, ...]) -> np.ndarray:
-    return np.arange(n) if order == "file" else _rng(*key).permutation(n)
-
-
 class Stream:
     """The batches of one cell, from any batch on."""
 
     def __init__(self, domains: Sequence[Domain], settings: StreamSettings, seed: int) -> None:
         self.domains = list(domains)
         self.settings = settings
-        self.order = make_order([len(d) for d in self.domains], settings, seed)
+        labels = [np.asarray(d.images.labels, np.int64) for d in self.domains]
+        self.order = make_order(
+            [len(d) for d in self.domains],
+            settings,
+            seed,
+            labels=labels,
+            sequence=domain_sequence(self.domain_names, settings, seed),
+        )
+        self._labels = np.concatenate(labels)
+        self._first_label = np.cumsum([0, *map(len, labels)])
+        self._starts_domain = self.order.starts_domain()
+        self._resets = self.order.resets(settings)
 
     @property
     def domain_names(self) -> list[str]:
@@ -248,53 +266,75 @@ class Stream:
     def __len__(self) -> int:
         return len(self.order.cuts) - 1
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
-        """The batches from number `start` on."""
+    def batches(
+        self, start: int = 0, *, workers: int = 0, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
+        """The batches from number `start` on, with images on `device`.
+
+        They are read ahead by `workers` processes (0: by this one), which changes no bit of them.
+        """
+        pin = torch.device(device).type == "cuda"
+        for batch in load_ahead(self.stored, range(start, len(self)), workers, pin=pin):
+            # Bytes are moved, a quarter of the floats that they become on the device.
+            images = as_input(batch.images.to(device, non_blocking=True))
+            yield replace(batch, images=images)
+
+    def batch(self, number: int) -> Batch:
+        """One batch, by its number; nothing is kept between calls."""
+        batch = self.stored(number)
+        return replace(batch, images=as_input(batch.images))
+
+    def stored(self, number: int) -> Batch:
+        """As `batch`, but with the images as they are stored: uint8, or float in [0, 1]."""
         order = self.order
-        for b in range(start, len(self)):
-            rows = slice(order.cuts[b], order.cuts[b + 1])
-            domain, index = order.domain[rows], order.index[rows]
-            first = order.cuts[b]
-            before = order.domain[first - 1] if first else -1
-            yield Batch(
-                images=self._images(domain, index),
-                labels=torch.from_numpy(self._labels(domain, index)),
-                domain=domain,
-                index=index,
-                round=int(order.round[first]),
-                # With one domain only, a new round is what starts it anew.
-                starts_domain=bool(
-                    first == 0
-                    or domain[0] != before
-                    or order.round[first - 1] != order.round[first]
-                ),
-            )
+        rows = slice(order.cuts[number], order.cuts[number + 1])
+        domain, index, severity = order.domain[rows], order.index[rows], order.severity[rows]
+        labels = self._labels[self._first_label[domain] + index]
+        return Batch(
+            images=self._images(domain, index, severity),
+            labels=torch.from_numpy(labels),
+            domain=domain,
+            index=index,
+            severity=severity,
+            round=int(order.round[order.cuts[number]]),
+            starts_domain=bool(self._starts_domain[number]),
+            reset=bool(self._resets[number]),
+        )
 
-    def _images(self, domain: np.ndarray, index: np.ndarray) -> Tensor:
-        if (domain == domain[0]).all():
-            return as_input(self.domains[domain[0]].images.load(index))
-        parts: list[Tensor] = [torch.empty(0)] * len(index)
-        for d in np.unique(domain):
-            where = np.flatnonzero(domain == d)
-            loaded = as_input(self.domains[d].images.load(index[where]))
-            for i, image in zip(where, loaded, strict=True):
-                parts[i] = image
-        return torch.stack(parts)
+    def _images(self, domain: np.ndarray, index: np.ndarray, severity: np.ndarray) -> Tensor:
+        sets, which = np.unique(np.stack([domain, severity], 1), axis=0, return_inverse=True)
+        parts = [which.ravel() == number for number in range(len(sets))]
+        loaded = [
+            self._set(d, s).load(index[part])
+            for (d, s), part in zip(sets.tolist(), parts, strict=True)
+        ]
+        if len({some.dtype for some in loaded}) > 1:
+            loaded = [as_input(some) for some in loaded]
+        if len(loaded) == 1:
+            return loaded[0]
+        images = torch.empty(len(index), *loaded[0].shape[1:], dtype=loaded[0].dtype)
+        for part, some in zip(parts, loaded, strict=True):
+            images[torch.from_numpy(part)] = some
+        return images
 
-    def _labels(self, domain: np.ndarray, index: np.ndarray) -> np.ndarray:
-        labels = [self.domains[d].images.labels[i] for d, i in zip(domain, index, strict=True)]
-        return np.asarray(labels, dtype=np.int64)
+    def _set(self, domain: int, severity: int) -> ImageSet:
+        found = self.domains[domain]
+        return found.at_severity[severity] if severity else found.images
 
 
 def as_input(images: Tensor) -> Tensor:
-    """uint8 [n, 3, H, W] to float32 in [0, 1]; float images pass."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images.clone()
+    """uint8 [n, 3, H, W] to float32 in [0, 1], the same bits on every device; float images pass."""
+    if images.dtype != torch.uint8:
+        return images.clone()
+    # An accelerator multiplies by the reciprocal of a number, but divides by a tensor.
+    return images.float().div_(torch.full((), 255.0, device=images.device))
 
 
 class SourceData:
     """The source set as a method may see it before the stream, moved to its device and dtype.
 
-    Labels are handed out only where the method declared "labelled" access.
+    Labels are handed out only where the method declared "labelled" access. `keep(what, facts,
+    make)`, if set, answers for `make` where what it makes is at hand already.
     """
 
     def __init__(
@@ -305,31 +345,60 @@ class SourceData:
         seed: int,
         device: torch.device,
         dtype: torch.dtype,
+        workers: int = 0,
     ) -> None:
         self._set = images
+        self._workers = workers
         self._labelled = labelled
-        self._order = _rng(seed, 2**31).permutation(len(images.labels))
+        self._seed = seed
         self._device, self._dtype = device, dtype
+        self.keep: Callable[..., dict[str, Tensor]] | None = None
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._set.labels)
 
-    def batches(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Images [n, 3, H, W] in [0, 1] in a shuffled order that the seed fixes."""
-        for start in range(0, len(self._order), batch_size):
-            yield self._load(self._order[start : start + batch_size])
+    def order(self, epoch: int = 0) -> np.ndarray:
+        """Numbers of the images in the shuffled order that seed and epoch fix, int64 [n]."""
+        key = [self._seed, 2**31, epoch] if epoch else [self._seed, 2**31]
+        return np.random.default_rng(key).permutation(len(self))
 
-    def labelled_batches(self, batch_size: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int = 64, *, epoch: int = 0, first: int = 0) -> Iterator[Tensor]:
+        """Images [n, 3, H, W] in [0, 1] in the order of an epoch, from batch number `first` on."""
+        for images, _ in self._read(batch_size, epoch, first):
+            yield images
+
+    def labelled_batches(
+        self, batch_size: int = 64, *, epoch: int = 0, first: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels int64 [n]. Raises DataError for a method of unlabelled access."""
         if not self._labelled:
             raise DataError(
                 "this method declares unlabelled source access and gets no labels; set "
                 'source_access = "labelled" in its class.'
             )
-        for start in range(0, len(self._order), batch_size):
-            chosen = self._order[start : start + batch_size]
+        for images, chosen in self._read(batch_size, epoch, first):
             labels = torch.from_numpy(np.asarray(self._set.labels)[chosen].astype(np.int64))
-            yield self._load(chosen), labels.to(self._device)
+            yield images, labels.to(self._device)
 
-    def _load(self, index: np.ndarray) -> Tensor:
-        return as_input(self._set.load(index)).to(self._device, self._dtype)
+    def once(
+        self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The tensors of `make()`, which a like cell may have made before.
+
+        `what` names them, `facts` (plain values) are all that decides them beside source model,
+        source images and precision.
+        """
+        return make() if self.keep is None else self.keep(what, facts, make)
+
+    def _read(self, batch_size: int, epoch: int, first: int) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Images and their numbers, batch by batch."""
+        order = self.order(epoch)
+        starts = range(first * batch_size, len(order), batch_size)
+        parts = [order[start : start + batch_size] for start in starts]
+        stored = load_ahead(partial(_load_part, self._set, parts), range(len(parts)), self._workers)
+        for images, part in zip(stored, parts, strict=True):
+            yield as_input(images).to(self._device, self._dtype), part
+
+
+def _load_part(images: ImageSet, parts: Sequence[np.ndarray], number: int) -> Tensor:
+    return images.load(parts[number])

@@ -10,6 +10,7 @@ class: `exempt = {"scored_logits": "scored logits average random augmentations"}
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,16 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, Precision
-from ctta_bench.model import SourceModel
+from ctta_bench.model import BATCH_NORMS, SourceModel
 from ctta_bench.registry import METHODS
 
 CLASSES, SIDE, BATCH = 10, 16, 8
+# How a method may run, and the type of its logits (and of the images it is given).
+PRECISIONS: dict[Precision, torch.dtype] = {
+    "float64": torch.float64,
+    "bfloat16": torch.float32,
+    "float16": torch.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -55,23 +62,31 @@ def check(function: Callable[["Bench"], None]) -> Callable[["Bench"], None]:
 
 
 def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
-    """Run every check on the method called `name`, with hyper-parameters overridden if given."""
+    """Run every check on the method called `name`, with hyper-parameters overridden if given.
+
+    Each runs on every tiny network that serves the method: a ViT, and one with BatchNorm.
+    """
     entry = METHODS.get(name)
-    bench = Bench(entry, entry.checked_with | overrides)
+    benches = serving_benches(entry, entry.checked_with | overrides)
     for check_name, function in CHECKS.items():
         why = entry.exempt.get(check_name)
         if why is not None:
             yield Outcome(name, check_name, "exempt", why)
             continue
-        try:
-            with torch.random.fork_rng(devices=[]):
-                function(bench)
-        except Exception as error:  # whatever an author's code raises is what is reported
-            first = str(error).strip().partition("\n")[0]
-            detail = first if isinstance(error, Failure) else f"{type(error).__name__}: {first}"
-            yield Outcome(name, check_name, "failed", detail)
-        else:
-            yield Outcome(name, check_name, "passed")
+        wrong = next(filter(None, (_fault(function, bench) for bench in benches)), "")
+        yield Outcome(name, check_name, "failed" if wrong else "passed", wrong)
+
+
+def _fault(function: Callable[["Bench"], None], bench: "Bench") -> str:
+    """What a check finds wrong and on which network; "" if nothing."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            function(bench)
+    except Exception as error:  # whatever an author's code raises is what is reported
+        first = str(error).strip().partition("\n")[0]
+        what = first if isinstance(error, Failure) else f"{type(error).__name__}: {first}"
+        return f"{what} ({bench.network.__name__})"
+    return ""
 
 
 def tiny_vit() -> nn.Module:
@@ -104,6 +119,26 @@ def tiny_cnn() -> nn.Module:
     return network.eval()
 
 
+class TinySegmentor(nn.Module):
+    """A strided convolution, and a head with dropout whose logits are maps of half the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 12, 3, 2, 1), nn.GroupNorm(2, 12), nn.ReLU())
+        self.decode_head = nn.Sequential(nn.Dropout2d(0.1), nn.Conv2d(12, CLASSES, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] to logits [n, classes, H / 2, W / 2]."""
+        return self.decode_head(self.backbone(images))
+
+
+def tiny_segmentor() -> nn.Module:
+    """A segmentor of fixed random weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return TinySegmentor().eval()
+
+
 class TinySource:
     """32 labelled random images; notes whether labels were asked for."""
 
@@ -116,33 +151,34 @@ class TinySource:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batches(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Images alone."""
-        yield from self.images.split(batch_size)
+    def batches(self, batch_size: int = 64, *, epoch: int = 0, first: int = 0) -> Iterator[Tensor]:
+        """Images alone, in the same order in every epoch."""
+        yield from self.images.split(batch_size)[first:]
 
-    def labelled_batches(self, batch_size: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+    def labelled_batches(
+        self, batch_size: int = 64, *, epoch: int = 0, first: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels."""
         self.labels_read = True
-        yield from zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True)
+        both = zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True)
+        yield from itertools.islice(both, first, None)
+
+    def once(
+        self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """What is made; nothing is kept."""
+        return make()
 
 
 class Bench:
-    """Builds started methods of one class on the first tiny model that serves it."""
+    """Builds started methods of one class on a tiny network."""
 
-    def __init__(self, entry: type[Method], overrides: dict[str, Any]) -> None:
+    def __init__(
+        self, entry: type[Method], overrides: dict[str, Any], network: Callable[[], nn.Module]
+    ) -> None:
         self.entry = entry
         self.overrides = overrides
-        self.network = self._serving_network()
-
-    def _serving_network(self) -> Callable[[], nn.Module]:
-        for network in (tiny_vit, tiny_cnn):
-            try:
-                self.entry(SourceModel(network()), self.hyperparameters())
-            except MethodError as error:
-                refusal = error
-            else:
-                return network
-        raise refusal
+        self.network = network
 
     def hyperparameters(self, **more: Any) -> Any:
         """The hyper-parameters under test; `source_samples` is cut to what the tiny source has."""
@@ -173,9 +209,36 @@ class Bench:
         ]
 
     @staticmethod
-    def tensors(method: Method) -> dict[str, Tensor]:
-        """Copies of all tensors of the network."""
-        return {n: t.detach().clone() for n, t in method.model.network.state_dict().items()}
+    def tensors(model: nn.Module) -> dict[str, Tensor]:
+        """Copies of all tensors of a model, those that no file holds as well."""
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+    @staticmethod
+    def statistics(model: nn.Module) -> set[str]:
+        """Names of the buffers of norm layers: what a method may move without declaring it."""
+        return {
+            f"{name}.{key}"
+            for name, module in model.named_modules()
+            if isinstance(module, BATCH_NORMS) or "Norm" in type(module).__name__
+            for key, _ in module.named_buffers(recurse=False)
+        }
+
+
+def serving_benches(entry: type[Method], overrides: dict[str, Any]) -> list[Bench]:
+    """A bench on every tiny network that the method takes. Raises MethodError if it takes none."""
+    benches, refusal = [], None
+    for network in (tiny_segmentor,) if entry.dense else (tiny_vit, tiny_cnn):
+        bench = Bench(entry, overrides, network)
+        try:
+            entry(SourceModel(network()), bench.hyperparameters())
+        except MethodError as error:
+            refusal = error
+        else:
+            benches.append(bench)
+    if refusal is not None and not benches:
+        raise refusal
+    return benches
 
 
 def expect(condition: bool, what: str) -> None:
@@ -184,23 +247,52 @@ def expect(condition: bool, what: str) -> None:
         raise Failure(what)
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Names of tensors that differ in any bit (equal NaNs are equal)."""
-    return [n for n in one if not torch.equal(one[n].nan_to_num(), other[n].nan_to_num())]
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    """Names of tensors of both that differ in any bit (equal NaNs are equal)."""
+    common = one.keys() & other.keys()
+    return {n for n in common if not torch.equal(one[n].nan_to_num(), other[n].nan_to_num())}
+
+
+def declared(method: Method) -> set[str]:
+    """Names in the model of the tensors that the method says it adapts."""
+    ours = {id(p) for p in method.trainable.values()}
+    return {name for name, p in method.model.named_parameters() if id(p) in ours}
+
+
+def listed(names: set[str]) -> str:
+    """The first names in a sentence."""
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @check
 def only_declared_tensors_change(bench: Bench) -> None:
-    """Every tensor of the network but the trainable ones and BatchNorm's statistics stays."""
+    """Every tensor of the model but the trainable ones and norm statistics stays the source's.
+
+    Nor does any other parameter ask for a gradient: it would cost, and pile up.
+    """
     method = bench.method()
-    before = bench.tensors(method)
+    source = bench.tensors(SourceModel(bench.network()))
+    before = source | bench.tensors(method.model) | source  # set up and prepared: still the source
     for images in bench.batches():
         method(images)
-    declared = {id(p) for p in method.trainable.values()}
-    names = {n for n, p in method.model.network.named_parameters() if id(p) in declared}
-    buffers = {n for n, _ in method.model.network.named_buffers()}
-    changed = set(same(before, bench.tensors(method))) - names - buffers
-    expect(not changed, f"changed without being declared trainable: {', '.join(sorted(changed))}")
+    ours = declared(method)
+    changed = differing(before, bench.tensors(method.model))
+    changed -= ours | bench.statistics(method.model)
+    expect(not changed, f"changed without being declared trainable: {listed(changed)}")
+    asking = {n for n, p in method.model.named_parameters() if p.requires_grad} - ours
+    expect(not asking, f"gradients of what is not declared trainable: {listed(asking)}")
+
+
+@check
+def every_declared_tensor_changes(bench: Bench) -> None:
+    """What is reported as trainable is trained: none of it is where it was after four batches."""
+    method = bench.method()
+    before = {name: p.detach().clone() for name, p in method.trainable.items()}
+    for images in bench.batches():
+        method(images)
+    idle = before.keys() - differing(before, dict(method.trainable))
+    expect(not idle, f"declared trainable, but never changed: {listed(set(idle))}")
 
 
 @check
@@ -226,11 +318,12 @@ def labels_never_reach_it(bench: Bench) -> None:
 def reset_restores_every_bit(bench: Bench) -> None:
     """After reset the same stream gives the same bits as at first."""
     method, batches = bench.method(), bench.batches()
-    start = bench.tensors(method)
+    start = bench.tensors(method.model)
     state = method._rng.clone()
     first = [method(images) for images in batches]
     method.reset()
-    expect(not same(start, bench.tensors(method)), "parameters differ from the start")
+    left = differing(start, bench.tensors(method.model))
+    expect(not left, f"not as at the start: {listed(left)}")
     method._rng = state
     again = [method(images) for images in batches]
     expect(all(map(torch.equal, first, again)), "the stream replayed after a reset differs")
@@ -239,22 +332,30 @@ def reset_restores_every_bit(bench: Bench) -> None:
 @check
 def resume_is_bit_same(bench: Bench) -> None:
     """State saved at any batch and loaded into a fresh method goes on to the same bits."""
-    batches = bench.batches(5)
-    whole = bench.method()
-    expected = [whole(images) for images in batches]
+    batches, whole = bench.batches(5), bench.method()
+    saved, expected = [], []
+    for images in batches:
+        saved.append(copy.deepcopy(whole.state_dict()))
+        expected.append(whole(images))
     for stop in (0, 1, 3):
-        first, second = bench.method(), bench.method()
-        for images in batches[:stop]:
-            first(images)
-        second.load_state_dict(copy.deepcopy(first.state_dict()))
-        rest = [second(images) for images in batches[stop:]]
+        fresh = bench.method()
+        fresh.load_state_dict(saved[stop])
+        rest = [fresh(images) for images in batches[stop:]]
         expect(all(map(torch.equal, expected[stop:], rest)), f"differs after a stop at {stop}")
 
 
-def _stays_finite(method: Method, images: Tensor, what: str) -> None:
-    method(images)
-    bad = [n for n, t in Bench.tensors(method).items() if not bool(t.double().isfinite().all())]
-    expect(not bad, f"{what}: {bad[0] if bad else ''} is not finite afterwards")
+def _stays_finite(method: Method, images: Tensor, what: str) -> Tensor:
+    """Logits of images, after which the model is finite and a loss that was not is counted."""
+    skipped = method.counters["skipped_updates"]
+    method.loss = torch.zeros(())
+    logits = method(images)
+    tensors = Bench.tensors(method.model)
+    bad = {n for n, t in tensors.items() if not bool(t.double().isfinite().all())}
+    expect(not bad, f"{what}: not finite afterwards: {listed(bad)}")
+    lost = not bool(torch.as_tensor(method.loss).isfinite().all())
+    counted = method.counters["skipped_updates"] > skipped
+    expect(counted or not lost, f"{what}: the update that was left out is not counted")
+    return logits
 
 
 @check
@@ -263,22 +364,27 @@ def small_batches(bench: Bench) -> None:
     method = bench.method()
     for size in (BATCH, 1, 3, 1):
         (images,) = bench.batches(1, size)
-        logits = method(images)
-        expect(tuple(logits.shape) == (size, CLASSES), f"logits of shape {tuple(logits.shape)}")
+        logits = _stays_finite(method, images, f"batch of {size}")
+        shape = tuple(logits.shape)
+        expect(shape[:2] == (size, CLASSES), f"logits of shape {shape}")
         expect(bool(logits.isfinite().all()), f"logits of a batch of {size} are not finite")
-        _stays_finite(method, images, f"batch of {size}")
+
+
+def flat_batches(bench: Bench) -> dict[str, Tensor]:
+    """Batches without any difference between pixels, or between images."""
+    (image,) = bench.batches(1, 1)
+    return {
+        "zeros": torch.zeros(BATCH, 3, SIDE, SIDE),
+        "ones": torch.ones(BATCH, 3, SIDE, SIDE),
+        "one image repeated": image.expand(BATCH, -1, -1, -1),
+    }
 
 
 @check
 def constant_images(bench: Bench) -> None:
     """All-zero, all-one and repeated images leave the model finite."""
     method = bench.method()
-    (image,) = bench.batches(1, 1)
-    for what, images in {
-        "zeros": torch.zeros(BATCH, 3, SIDE, SIDE),
-        "ones": torch.ones(BATCH, 3, SIDE, SIDE),
-        "one image repeated": image.expand(BATCH, -1, -1, -1),
-    }.items():
+    for what, images in flat_batches(bench).items():
         _stays_finite(method, images, what)
 
 
@@ -292,26 +398,34 @@ def nan_images(bench: Bench) -> None:
     if method.trainable:
         counted = method.counters["skipped_updates"] - skipped
         expect(counted >= 1, "the update that was left out is not counted")
+    one = batches[2].clone()
+    one[3] = torch.inf
+    _stays_finite(method, one, "one infinite image in a batch")
     expect(bool(method(batches[1]).isfinite().all()), "logits after NaN images are not finite")
 
 
 @check
 def learning_rate_zero_is_source(bench: Bench) -> None:
-    """With lr 0 no parameter moves, and on a network without BatchNorm the logits are Source's."""
+    """With lr 0 no parameter moves and the logits are Source's.
+
+    Of a network with BatchNorm: Source's in the same norm mode; if the method moves its statistics
+    along the stream, there is nothing to compare.
+    """
     if "lr" not in bench.entry.Hyperparameters.model_fields:
         return
     method = bench.method(lr=0.0)
-    start = bench.tensors(method)
+    start = bench.tensors(method.model)
     source = SourceModel(bench.network()).eval()
+    if method.batch_dependent:
+        source.use_batch_statistics()
     for images in bench.batches():
         logits = method(images)
         with torch.no_grad():
             difference = float((logits - source(images)).abs().max())
-        if not method.batch_dependent:
+        if not differing(start, bench.tensors(method.model)) & bench.statistics(method.model):
             expect(difference <= 1e-4, f"logits are off Source's by {difference:.2g}")
-    names = {n for n, _ in method.model.network.named_parameters()}
-    changed = set(same(start, bench.tensors(method))) & names
-    expect(not changed, f"lr 0 moves {', '.join(sorted(changed)[:3])}")
+    changed = differing(start, bench.tensors(method.model)) - bench.statistics(method.model)
+    expect(not changed, f"lr 0 moves {listed(changed)}")
 
 
 @check
@@ -353,11 +467,13 @@ def same_seed_same_bits(bench: Bench) -> None:
 
 @check
 def precisions(bench: Bench) -> None:
-    """float64 and bfloat16 autocast give finite logits, in float64 and float32."""
-    for precision, dtype in (("float64", torch.float64), ("bfloat16", torch.float32)):
-        method = bench.method(precision=precision)  # type: ignore[arg-type]
-        inputs = torch.float64 if precision == "float64" else torch.float32
-        for images in bench.batches(2):
-            logits = method(images.to(inputs))
+    """float64, and autocast to bfloat16 and float16, give finite logits in float64 and float32.
+
+    Flat images too, on which small numbers underflow; the model stays finite.
+    """
+    for precision, dtype in PRECISIONS.items():
+        method = bench.method(precision=precision)
+        for images in (*bench.batches(1), *flat_batches(bench).values()):
+            logits = _stays_finite(method, images.to(dtype), precision)
             expect(logits.dtype == dtype, f"{precision}: logits are {logits.dtype}")
             expect(bool(logits.isfinite().all()), f"{precision}: logits are not finite")

@@ -1,17 +1,52 @@
-"""Files of weights: read without running anything, unwrapped, loaded strictly, fingerprinted."""
+"""Files of weights: read without running anything, unwrapped, loaded strictly, fingerprinted.
 
+Read are .safetensors, what torch.save wrote (.pth, .pt, .bin, .tar), Google's .npz of ViTs, and
+folders with one such file (and timm's config.json, if it is there).
+"""
+
+import copy
 import hashlib
+import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ctta_bench.errors import DataError
+
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar")
+RECORD = "ctta_bench"  # key of a safetensors file's metadata: what `train-source` notes
+LISTED_KEYS = 5
+_DAMAGE = (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, TypeError)
+
+# Loggers, counters and arguments that trainers save beside the weights.
+_BYSTANDERS = (
+    *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
+    *("numpy.dtype", "numpy.ndarray", "numpy.random._pickle.__randomstate_ctor"),
+    *(f"numpy.dtypes.{kind}DType" for kind in ("Float64", "Float32", "Int64", "UInt32", "Bool")),
+    *("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr"),
+    *("argparse.Namespace", "pathlib.PosixPath", "pathlib.WindowsPath"),
+)  # fmt: skip
+
+
+class _Inert:
+    """Stands in for a bystander: takes what it is given, keeps and does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __setstate__(self, _: Any) -> None:
+        pass
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -24,21 +59,69 @@ def fingerprint(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def load_weights(network: nn.Module, file: Path) -> None:
-    """Load a checkpoint strictly: plain, or under `state_dict` or `model`, keys prefixed or not.
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Load a file (or the file of a folder) strictly, whatever usual wrapping its tensors have.
 
-    Raises DataError naming the first key that is missing, left over, of another shape or NaN.
+    Raises DataError listing the keys that are missing, left over, of another shape or NaN; then
+    the network is as it was.
     """
-    tensors = strip_prefix(unwrap(read_tensors(file), file))
-    wanted = network.state_dict()
-    problems = list(_mismatches(wanted, tensors))
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise DataError(f"{file}: does not fit {type(network).__name__}: {problems[0]}{more}.")
-    for key, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise DataError(f"{file}: {key} holds values that are not finite; the file is damaged.")
+    file = weight_file(path)
+    if file.suffix == ".npz":
+        tensors = read_npz(network, file)
+    else:
+        wanted = network.state_dict()
+        tensors = strip_prefix(unwrap(read_tensors(file), file), wanted)
+        _check_fit(wanted, tensors, f"{file}: does not fit {type(network).__name__}")
+    check_finite(tensors, file)
     network.load_state_dict(tensors, strict=True)
+
+
+def weight_file(path: Path) -> Path:
+    """`path` itself, or the one file of weights in a folder. Raises DataError if there is none."""
+    if not path.is_dir():
+        return path
+    found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    usual = [p for p in found if p.name == "model.safetensors"]
+    usual = usual or [p for p in found if p.stem in ("model", "pytorch_model")]
+    chosen = usual or found
+    if len(chosen) != 1:
+        names = ", ".join(p.name for p in found) or f"none of {', '.join(SUFFIXES)}"
+        raise DataError(f"{path}: holds no one file of weights ({names}); name the file itself.")
+    return chosen[0]
+
+
+def recorded_beside(path: Path) -> dict[str, Any]:
+    """Input statistics noted with the weights: mean, std, input_size; {} if nothing is noted.
+
+    Notes are the metadata of a safetensors file that `train-source` wrote, or a folder's
+    config.json (timm's). Raises DataError if they are not readable.
+    """
+    file, config = weight_file(path), path / "config.json"
+    try:
+        if path.is_dir() and config.is_file():
+            noted = json.loads(config.read_text("utf-8"))
+            noted = noted.get("pretrained_cfg", noted)
+        elif file.suffix == ".safetensors":
+            with safe_open(file, "pt") as content:
+                noted = json.loads((content.metadata() or {}).get(RECORD, "{}"))
+        else:
+            return {}
+        return {k: noted[k] for k in ("mean", "std", "input_size") if k in noted}
+    except (*_DAMAGE, AttributeError) as error:
+        raise DataError(f"{path}: what is noted with the weights is damaged ({error}).") from error
+
+
+def _check_fit(wanted: dict[str, Tensor], given: dict[str, Tensor], where: str) -> None:
+    if any("vida_down" in key for key in given):
+        raise DataError(
+            f"{where}: it holds ViDA's adapters (vida_down, vida_up), so it is a warmed-up model; "
+            "give the source model's own weights."
+        )
+    problems = list(_mismatches(wanted, given))
+    if problems:
+        listed, more = problems[:LISTED_KEYS], len(problems) - LISTED_KEYS
+        rest = f"; and {more} more" if more > 0 else ""
+        raise DataError(f"{where}: {'; '.join(listed)}{rest}.")
 
 
 def _mismatches(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> Iterator[str]:
@@ -53,20 +136,71 @@ def _mismatches(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> Iterator
             yield f"key {key!r} belongs to no layer of the model"
 
 
+def check_finite(tensors: dict[str, Tensor], file: Path) -> None:
+    """Raise DataError naming the first tensor that holds NaN or infinities."""
+    for key, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise DataError(f"{file}: {key} holds values that are not finite; the file is damaged.")
+
+
 def read_tensors(file: Path) -> dict[str, Any]:
     """The contents of a .safetensors or torch file, without running anything from it."""
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        inert: list[Any] = [(_Inert, name) for name in _BYSTANDERS]
+        with torch.serialization.safe_globals(inert):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"{file}: no such file of weights.") from None
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise DataError(f"{file}: is not a whole file of weights ({error}).") from error
     except UnpicklingError as error:
         raise DataError(
-            f"{file}: holds more than tensors and is refused; save the weights alone."
+            f"{file}: holds more than tensors and is refused{_refused_types(file)}; save the state "
+            "dict alone where the file was made."
         ) from error
+    except _DAMAGE as error:
+        raise DataError(f"{file}: is not a whole file of weights ({error}).") from error
+
+
+def _refused_types(file: Path) -> str:
+    try:
+        found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except (*_DAMAGE, UnpicklingError):  # no torch archive at all
+        return ""
+    refused = sorted(found - set(_BYSTANDERS))
+    return f" ({', '.join(refused[:LISTED_KEYS])})" if refused else ""
+
+
+def read_npz(network: nn.Module, file: Path) -> dict[str, Tensor]:
+    """Tensors of one of Google's JAX checkpoints under the network's names, through timm's reader.
+
+    Raises DataError if the network has no such reader, or if it left a tensor unread or unfilled.
+    """
+    trial: Any = copy.deepcopy(network)
+    if not hasattr(trial, "load_pretrained"):
+        raise DataError(f"{file}: {type(network).__name__} cannot read .npz; give .safetensors.")
+    with torch.no_grad():
+        for parameter in trial.parameters():
+            parameter.fill_(torch.nan)
+    try:
+        trial.load_pretrained(str(file))  # reads with allow_pickle=False
+        with np.load(file, allow_pickle=False) as arrays:
+            given = sum(arrays[name].size for name in arrays.files)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file of weights.") from None
+    except (*_DAMAGE, IndexError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file}: does not fit {type(network).__name__} ({error}).") from error
+    tensors: dict[str, Tensor] = trial.state_dict()
+    unfilled = [k for k, v in tensors.items() if v.is_floating_point() and bool(v.isnan().any())]
+    # The reader would pass over a head of other classes and resample another grid's positions.
+    wanted = sum(p.numel() for p in trial.parameters())
+    if unfilled or given != wanted:
+        first = f"nothing for {', '.join(unfilled[:LISTED_KEYS])}; " if unfilled else ""
+        raise DataError(
+            f"{file}: does not fit {type(network).__name__}: {first}{given:,} values where the "
+            f"model has {wanted:,}."
+        )
+    return tensors
 
 
 def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
@@ -79,8 +213,13 @@ def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
     return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
 
 
-def strip_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop one leading `module.` (DataParallel) if every key has it."""
-    if tensors and all(k.startswith("module.") for k in tensors):
-        return {k.removeprefix("module."): v for k, v in tensors.items()}
+def strip_prefix(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop what wrappers put before every key (`module.`, `model.`, `_orig_mod.`).
+
+    A prefix stays if the network's own keys have it.
+    """
+    for prefix in ("module.", "_orig_mod.", "model."):
+        ours = any(k.startswith(prefix) for k in wanted)
+        if tensors and not ours and all(k.startswith(prefix) for k in tensors):
+            tensors = {k.removeprefix(prefix): v for k, v in tensors.items()}
     return tensors

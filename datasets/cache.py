@@ -1,23 +1,17 @@
-"""Corrupted images, made once and kept: shards on disk, made by worker processes on all cores.
-
-A worker is this module run as a program, so that making images never depends on how the caller's
-own program was started, and loads neither torch nor a model.
-"""
+"""Corrupted images, made once and kept: shards on disk, made by worker programs on all cores."""
 
 import functools
 import hashlib
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ctta_bench.datasets import corruptions
+from ctta_bench.datasets.workers import as_worker, run_workers
 from ctta_bench.errors import DataError
 
 SHARD = 250  # images a file: a short stream makes few images
@@ -87,41 +81,20 @@ class CorruptedCache:
         workers: int,
         report: Callable[[int, int], None] | None,
     ) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENCV_NUM_THREADS": "1"}
-        running = []
-        for worker in range(workers):
-            job = self._job() | {"tasks": tasks[worker::workers]}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ctta_bench.datasets.cache"],
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(job))
-            process.stdin.close()
-            running.append(process)
         files = [self.shard(*task) for task in tasks]
         try:
-            while any(process.poll() is None for process in running):
-                if report is not None:
-                    report(sum(file.exists() for file in files), len(files))
-                time.sleep(0.1)
-        finally:
-            for process in running:
-                process.terminate()
-        for process in running:
-            assert process.stderr is not None
-            complaint = process.stderr.read().strip()
-            process.stderr.close()
-            if process.wait() != 0:
-                last = (
-                    complaint.splitlines()[-1] if complaint else f"exit code {process.returncode}"
-                )
-                raise DataError(f"{self.folder}: corrupted images could not be made: {last}.")
-        if report is not None:
-            report(len(files), len(files))
+            run_workers(
+                "ctta_bench.datasets.cache",
+                self._job(),
+                tasks,
+                workers=workers,
+                done=lambda: sum(file.exists() for file in files),
+                report=report,
+            )
+        except DataError as error:
+            raise DataError(
+                f"{self.folder}: corrupted images could not be made: {error}"
+            ) from error
 
     def _job(self) -> dict[str, object]:
         return {
@@ -189,9 +162,8 @@ def is_whole(file: Path, side: int) -> bool:
     return shape[1:] == (3, side, side)
 
 
-def work() -> None:
-    """Make the shards that the job on standard input lists."""
-    job = json.load(sys.stdin)
+def work(job: dict[str, Any]) -> None:
+    """Make the shards that a job lists."""
     cache = CorruptedCache(
         Path(job["clean"]), Path(job["root"]), job["side"], job["parameters"], job["seed"]
     )
@@ -200,4 +172,4 @@ def work() -> None:
 
 
 if __name__ == "__main__":
-    work()
+    as_worker(work)

@@ -18,19 +18,22 @@ from torch import Tensor
 
 from ctta_bench.datasets.cache import CorruptedCache
 from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
+from ctta_bench.datasets.idx import read_split
+from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageSet
+from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageOrder, ImageSet
 
 EMBEDDED = Path(__file__).parent / "embedded"
 SIDE = 32
 CLEAN = "clean"
+DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 
 
 class FashionSettings(CorruptionSettings):
     """Settings of fashion_c: by default batches of 50 and an order that the seed shuffles."""
 
     batch_size: int = Field(50, ge=1, description="images a batch")
-    order: Literal["file", "shuffled"] = Field("shuffled", description="order inside a domain")
+    order: ImageOrder = Field("shuffled", description="order inside a domain")
     parameters: Literal["cifar", "imagenet"] = Field(
         "cifar", description="table of the corruptions' strengths; imagenet's is far harsher here"
     )
@@ -55,6 +58,7 @@ class FashionC(Benchmark):
     name = "fashion_c"
     num_classes = 10
     default_model = "fashion_vit"
+    severities = (1, 2, 3, 4, 5)
     version = VERSION
     provenance = f"self-made corruptions (version {VERSION})"
 
@@ -68,7 +72,7 @@ class FashionC(Benchmark):
 
     def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Make the corrupted images that the stream needs and the cache lacks."""
-        wanted = [(n, self.settings.severity) for n in self.chosen_domains() if n != CLEAN]
+        wanted = [(name, severity) for name, severity in self.needed() if name != CLEAN]
         count = min(self.settings.examples or 2000, 2000)
         self._cache().make(
             wanted,
@@ -77,16 +81,32 @@ class FashionC(Benchmark):
             report=lambda done, total: report("corrupting images", done, total),
         )
 
-    def domain(self, name: str) -> ImageSet:
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
         """The test images under one corruption, in stored order."""
         images, labels = read("test")
         if name == CLEAN:
             return ArrayImages(images, labels)
-        return CorruptedImages(self._cache(), name, self.settings.severity, labels)
+        return CorruptedImages(self._cache(), name, severity or self.settings.severity, labels)
 
     def source(self) -> ImageSet:
         """1,000 labelled training images."""
         return ArrayImages(*read("source"))
+
+    def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
+        """All 60,000 training and 10,000 test images, from the idx files of `folder`.
+
+        Without it they are looked for in DATA_ROOT/fashion-mnist and where Debian's package
+        dataset-fashion-mnist puts them.
+        """
+        places = [folder] if folder else [self.cache_folder() / "fashion-mnist", DEBIAN_PACKAGE]
+        found = next((place for place in places if place.is_dir()), None)
+        if found is None:
+            raise DataError(
+                f"{self.name}: no folder {places[0]} with Fashion-MNIST's four idx files; give it "
+                "with --train-data FOLDER (torchvision's FashionMNIST/raw will do)."
+            )
+        train, test = (read_split(found, split) for split in ("train", "test"))
+        return ArrayImages(padded(train[0]), train[1]), ArrayImages(padded(test[0]), test[1])
 
     def _cache(self) -> CorruptedCache:
         root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
@@ -98,5 +118,9 @@ class FashionC(Benchmark):
 def read(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Grey images uint8 [n, 32, 32] and labels int64 [n] of the split "test" or "source"."""
     with np.load(EMBEDDED / f"fashion_{split}.npz", allow_pickle=False) as arrays:
-        images = np.pad(arrays["images"], ((0, 0), (2, 2), (2, 2)))
-        return images, arrays["labels"].astype(np.int64)
+        return padded(arrays["images"]), arrays["labels"].astype(np.int64)
+
+
+def padded(images: np.ndarray) -> np.ndarray:
+    """Images [n, 28, 28] with a black border: [n, 32, 32]."""
+    return np.pad(images, ((0, 0), (2, 2), (2, 2)))

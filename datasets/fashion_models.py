@@ -1,7 +1,8 @@
 """The embedded source models: a small ViT and a small BatchNorm CNN trained on Fashion-MNIST.
 
-`scripts/train_embedded.py` makes the weights; `embedded/CARD.md` tells how and how well. Both take
-float images [n, 3, 32, 32] in [0, 1] after normalisation with `MEAN` and `STD`.
+`ctta-bench train-source fashion_c` makes the weights, by the recipes in `recipes.yaml`;
+`embedded/CARD.md` tells how well. Both take float images [n, 3, 32, 32] in [0, 1] after
+normalisation with `MEAN` and `STD`.
 """
 
 from pathlib import Path

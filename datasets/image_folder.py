@@ -5,19 +5,19 @@ sorted relative paths; the file system's listing plays no part. A domain called 
 is one, is the source set. Symbolic links are followed.
 """
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-import torch
-from PIL import Image, UnidentifiedImageError
 from pydantic import Field
-from torch import Tensor
 
+from ctta_bench.datasets.decoded import DecodedImages
+from ctta_bench.datasets.decoding import Geometry, image_names, subfolders
+from ctta_bench.datasets.file_images import FileImages
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import Benchmark, ImageSet, StreamSettings
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 SOURCE = "source"
 
 
@@ -27,41 +27,13 @@ class FolderSettings(StreamSettings):
     image_size: int = Field(224, ge=8, le=4096, description="images are resized to this square")
 
 
-class FileImages:
-    """Image files with labels, decoded when they are asked for."""
-
-    def __init__(self, files: list[Path], labels: np.ndarray, size: int) -> None:
-        self.files, self.labels, self.size = files, labels, size
-
-    def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, size, size]. Raises DataError naming a file that does not decode."""
-        images = [decode(self.files[i], self.size) for i in index]
-        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-
-
-def decode(file: Path, size: int) -> np.ndarray:
-    """An image as uint8 [size, size, 3]; bilinear resize if it has another size."""
-    try:
-        with Image.open(file) as image:
-            rgb = image.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{file}: is not a readable image ({error}).") from error
-    if rgb.size != (size, size):
-        rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(rgb)
-
-
-def subfolders(path: Path) -> list[str]:
-    """Sorted names of the folders in `path`, hidden ones left out."""
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
 @BENCHMARKS.register_module("image_folder")
 class ImageFolder(Benchmark):
     """Your own images: ROOT/DOMAIN/CLASS/IMAGE, domains and classes in sorted order."""
 
     Settings = FolderSettings
     name = "image_folder"
+    decodes = True
 
     @property
     def num_classes(self) -> int:  # type: ignore[override] # elsewhere a constant of the class
@@ -84,25 +56,39 @@ class ImageFolder(Benchmark):
             raise DataError(f"{self.name}: {self.problems()[0]}")
         return tuple(n for n in subfolders(self.root) if n != SOURCE)
 
-    def domain(self, name: str) -> ImageSet:
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
         """The images of one domain, sorted by class and file name."""
         assert self.root is not None
-        files: list[Path] = []
+        names: list[str] = []
         labels: list[int] = []
         for label, class_name in enumerate(self._classes()):
             folder = self.root / name / class_name
-            found = sorted(folder.iterdir(), key=lambda p: p.name) if folder.is_dir() else []
-            images = [p for p in found if p.suffix.lower() in SUFFIXES]
-            files += images
+            images = image_names(folder) if folder.is_dir() else []
+            names += [f"{class_name}/{image}" for image in images]
             labels += [label] * len(images)
-        if not files:
+        if not names:
             raise DataError(f"{self.root / name}: holds no images in class folders.")
-        return FileImages(files, np.asarray(labels, np.int64), self.settings.image_size)
+        geometry = Geometry(self.settings.image_size, fit="squash")
+        found = FileImages(self.root / name, names, np.asarray(labels, np.int64), geometry)
+        if self.decoded_cache is None or name == SOURCE:
+            return found
+        return DecodedImages(found.cut(self.settings.examples or len(names)), self.decoded_cache)
+
+    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+        """Decode into the cache, if there is one."""
+        for name in self.chosen_domains() if self.decoded_cache is not None else ():
+            images = self.domain(name)
+            assert isinstance(images, DecodedImages)
+            images.fill(partial(report, f"decoding {name}"), workers)
 
     def source(self) -> ImageSet | None:
         """The domain called `source`, if there is one."""
         assert self.root is not None
         return self.domain(SOURCE) if (self.root / SOURCE).is_dir() else None
+
+    def source_place(self) -> str:
+        """The folder of the domain called `source`."""
+        return f"the folder {self.root / SOURCE}, of CLASS/IMAGE" if self.root else ""
 
     def _classes(self) -> list[str]:
         assert self.root is not None

@@ -17,46 +17,38 @@ to their start, too, and a gradient that is rounding noise takes no step (withou
 of the cross-entropy is zero, and Adam would make full steps of it).
 """
 
-import contextlib
-import itertools
-import math
-from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, mse_loss, normalize, pad
+from torch.nn.functional import interpolate, mse_loss
 
-from ctta_bench.augment import random_view
+from ctta_bench.encoder import hooked
 from ctta_bench.errors import MethodError
+from ctta_bench.hog import CELLS, TARGETS, oriented_gradients, patch_targets
 from ctta_bench.method import (
-    Method,
     OptimizerHyperparameters,
-    SourceAccess,
+    WarmupHyperparameters,
     soft_cross_entropy,
-    stochastic_restore,
 )
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
-
-IMAGES_PER_PASS = 64  # views of small batches go through the network together
-BINS = 9
-CELLS = 2  # of the histograms, along each side of a patch
-TARGETS = 3 * BINS * CELLS**2  # 108 values a patch
+from ctta_bench.teaching import StudentMethod
 
 
 @METHODS.register_module("cmae")
-class ContinualMAE(Method):
+class ContinualMAE(StudentMethod):
     """Consistency with the clean prediction, and reconstruction of HOG, under an uncertain mask."""
 
     paper = "https://arxiv.org/abs/2312.12480"
     checked_against = "official code"
-    source_access: SourceAccess = "unlabelled"
+    warmup_access = "unlabelled"
+    stream_only = frozenset({"restore_probability", "min_gradient_norm", "faithful"})
     passes_per_image = (12, 1)  # ten views, masked, clean
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of Continual-MAE."""
 
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
@@ -76,21 +68,20 @@ class ContinualMAE(Method):
         warmup_batch_size: int = Field(64, ge=1, description="batch size of the warm-up")
         faithful: bool = Field(False, description="resets and steps as in the official code")
 
-    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
+        @property
+        def warms_up(self) -> bool:
+            """Without reconstruction there is nothing to train."""
+            return super().warms_up and self.hog_ratio > 0
 
     def setup(self) -> None:
         """Adapt every weight and bias, with a projection and a mask token beside the network."""
-        if not self.hp.warmup_iterations:
-            self.source_access = "none"  # only a warm-up reads
         self.cell = patch_side(self.model) // CELLS
         named = self.model.network.named_parameters()
         weights = {n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")}
-        self.weights = list(weights.values())
-        self.source = [parameter.detach().clone() for parameter in self.weights]
+        self.remember_source(weights.values())
         self.beside = self.reconstruction()
         self.adapt_only(weights | self.beside)
         self.optimizer = self.build_optimizer()
-        self.augment = random_view
 
     def reconstruction(self) -> dict[str, nn.Parameter]:
         """The mask token and, unless HOG is left out, the projection."""
@@ -106,28 +97,16 @@ class ContinualMAE(Method):
             found |= {f"projection.{name}": parameter for name, parameter in named}
         return found
 
-    def prepare(self, source: Any) -> None:
-        """Train projection and mask token on source images, if there is a warm-up."""
-        if self.hp.warmup_iterations and self.hp.hog_ratio:
-            self.warm_up(source)
+    def warmup_parameters(self) -> dict[str, nn.Parameter]:
+        """Mask token and projection; the network stays."""
+        return self.beside
 
-    @torch.enable_grad()
-    def warm_up(self, source: Any) -> None:
-        """Reconstruction alone, masked as on the stream, by AdamW; the network stays."""
-        everything, optimizer = self.trainable, self.optimizer
-        self.adapt_only(self.beside)
-        self.optimizer = torch.optim.AdamW(
-            self.beside.values(), self.hp.warmup_lr, weight_decay=0.0
-        )
-        epochs = (source.batches(self.hp.warmup_batch_size) for _ in itertools.count())
-        stream = itertools.chain.from_iterable(epochs)
-        for images in itertools.islice(stream, self.hp.warmup_iterations):
-            images = self.resized(images)
-            mask = self.mask(images)
-            _, tokens = self.masked_pass(images, mask)
-            self.step(self.reconstruction_loss(tokens, images, mask))
-        self.adapt_only(everything)
-        self.optimizer, self.loss = optimizer, None
+    def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
+        """Reconstruction alone, masked as on the stream."""
+        images = self.resized(images)
+        mask = self.mask(images)
+        _, tokens = self.masked_pass(images, mask)
+        self.step(self.reconstruction_loss(tokens, images, mask))
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step from the masked images towards the clean prediction, which is returned."""
@@ -160,15 +139,10 @@ class ContinualMAE(Method):
 
     def uncertainty(self, images: Tensor) -> Tensor:
         """Variance [n, N] of each place's score over the views, which are not moved back."""
-        together = max(1, IMAGES_PER_PASS // len(images))
-        scores = []
-        for first in range(0, self.hp.views, together):
-            count = min(together, self.hp.views - first)
-            size = self.model.preprocessing.size
-            views = torch.cat([self.augment(images, size) for _ in range(count)])
-            _, tokens = self.forward(views)
-            scores.append(self.scored(tokens).to(images.dtype).unflatten(0, (count, -1)))
-        return torch.cat(scores).var(0).mean(-1)
+        scores = self.over_views(
+            images, lambda views: self.scored(self.forward(views)[1]).to(images.dtype)
+        )
+        return torch.cat(list(scores)).var(0).mean(-1)
 
     def scored(self, tokens: Tensor) -> Tensor:
         """What of the tokens [n, N, d] is compared over the views, [n, N, values]."""
@@ -201,53 +175,8 @@ class ContinualMAE(Method):
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """Mean square error of the projected masked tokens against their patches' histograms."""
-        target = self.patch_targets(self.hog(images, self.cell))[mask]
+        target = patch_targets(oriented_gradients(images, self.cell))[mask]
         return mse_loss(self.projection(tokens[mask]).to(target.dtype), target)
-
-    @staticmethod
-    @torch.no_grad()
-    def hog(images: Tensor, cell: int) -> Tensor:
-        """Histograms of oriented gradients [n, 3, 9, H / cell, W / cell] of images [n, 3, H, W].
-
-        Nine bins of unsigned direction, weighted by magnitude without interpolation; each histogram
-        has length 1, or 0 where nothing changes.
-        """
-        # Slices rather than a convolution, which autocast and TF32 would round to few bits; and
-        # differences before sums, so that equal pixels give exactly zero.
-        padded = pad(images, (1, 1, 1, 1), mode="reflect")
-        across = padded[..., :-2] - padded[..., 2:]
-        along = padded[..., :-2, :] - padded[..., 2:, :]
-        dx = across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]
-        dy = along[..., :-2] + 2 * along[..., 1:-1] + along[..., 2:]
-        turns = torch.atan2(dx, dy) / math.pi * BINS
-        bins = turns.nan_to_num().floor().long() % BINS
-        magnitude = torch.hypot(dx, dy).unsqueeze(2)
-        shape = (*images.shape[:2], BINS, *images.shape[2:])
-        votes = images.new_zeros(shape).scatter_(2, bins.unsqueeze(2), magnitude)
-        sums = votes.unflatten(-1, (-1, cell)).sum(-1).unflatten(-2, (-1, cell)).sum(-2)
-        return normalize(sums, dim=2)
-
-    @staticmethod
-    def patch_targets(histograms: Tensor) -> Tensor:
-        """What each patch is to give, [n, N, 108], from `hog`.
-
-        Of its 2 x 2 cells, at index ((colour · 9 + bin) · 2 + row) · 2 + column.
-        """
-        cells = histograms.unflatten(-1, (-1, CELLS)).unflatten(-3, (-1, CELLS))
-        return cells.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)
-
-    def learn(self, loss: Tensor) -> bool:
-        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
-        if not self.backward(loss):
-            return False
-        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
-            self.optimizer_zero_grad()
-            return True
-        return self.optimizer_step()
-
-    def restore(self) -> None:
-        """Set a random share p of the network's adapted scalars back to the source."""
-        stochastic_restore(self.weights, self.source, self.hp.restore_probability)
 
     def reset(self) -> None:
         """Back to the start; the official code keeps projection and mask token."""
@@ -272,13 +201,3 @@ def patch_side(model: SourceModel) -> int:
             f"for the cells of its histograms, not {height} x {width}."
         )
     return height
-
-
-@contextlib.contextmanager
-def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """Within the block `hook` sees, and may replace, what `module` gives."""
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -12,29 +12,21 @@ rounding noise takes no step: while teacher and student are equal, that of the c
 zero, and Adam would make full steps of it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.augment import random_view
-from ctta_bench.method import (
-    Method,
-    OptimizerHyperparameters,
-    ema_update,
-    soft_cross_entropy,
-    stochastic_restore,
-)
+from ctta_bench.method import OptimizerHyperparameters, ema_update
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
-
-IMAGES_PER_PASS = 64  # views of small batches go through the teacher together
+from ctta_bench.teaching import StudentMethod, at_least_float32
 
 
 @METHODS.register_module("cotta")
-class CoTTA(Method):
+class CoTTA(StudentMethod):
     """Learning from an averaged teacher's augmented predictions, with stochastic restoration."""
 
     paper = "https://arxiv.org/abs/2203.13591"
@@ -58,8 +50,6 @@ class CoTTA(Method):
         min_gradient_norm: float = Field(1e-6, ge=0, description="no step below this norm")
         faithful: bool = Field(False, description="passes and steps as in the official code")
 
-    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
-
     def setup(self) -> None:
         """Adapt every weight and bias; copy teacher and anchor."""
         self.batch_dependent = self.model.use_batch_statistics()
@@ -68,8 +58,7 @@ class CoTTA(Method):
         self.optimizer = self.build_optimizer()
         self.teacher, self.anchor = self.frozen_copy(), self.frozen_copy()
         source = dict(self.anchor.network.named_parameters())
-        self.source = [source[name] for name in self.trainable]
-        self.augment = random_view
+        self.remember_source(self.trainable.values(), [source[name] for name in self.trainable])
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the teacher, which follows; returns its logits from before."""
@@ -94,36 +83,10 @@ class CoTTA(Method):
 
     def average_over_views(self, images: Tensor) -> Tensor:
         """Mean of the teacher's logits over N random views."""
-        together = 1 if self.batch_dependent else max(1, IMAGES_PER_PASS // len(images))
         total: Tensor | float = 0.0
-        for first in range(0, self.hp.views, together):
-            count = min(together, self.hp.views - first)
-            size = self.model.preprocessing.size
-            views = torch.cat([self.augment(images, size) for _ in range(count)])
-            logits = self.teacher(views)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            total = total + logits.unflatten(0, (count, -1)).sum(0)
+        for logits in self.over_views(images, self.teacher, together=not self.batch_dependent):
+            total = total + at_least_float32(logits).sum(0)
         return total / self.hp.views
-
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy of the student against the teacher, or half of it and half its reverse."""
-        loss = soft_cross_entropy(logits, target)
-        if self.hp.loss == "symmetric":
-            loss = (loss + soft_cross_entropy(target, logits)) / 2
-        return loss.mean()
-
-    def learn(self, loss: Tensor) -> bool:
-        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
-        if not self.backward(loss):
-            return False
-        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
-            self.optimizer_zero_grad()
-            return True
-        return self.optimizer_step()
-
-    def restore(self) -> None:
-        """Set a random share p of all adapted scalars back to the source."""
-        stochastic_restore(self.trainable.values(), self.source, self.hp.restore_probability)
 
 
 @torch.no_grad()

@@ -24,37 +24,35 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import (
-    cosine_similarity,
-    cross_entropy,
-    grid_sample,
-    linear,
-    normalize,
-    pad,
-)
-from torchvision.transforms.v2 import functional as colour
+from torch.nn.functional import cross_entropy
 
-from ctta_bench.errors import MethodError
-from ctta_bench.method import Method, OptimizerHyperparameters, SourceAccess, ema_update
-from ctta_bench.model import SourceModel
+from ctta_bench.encoder import stage_starts
+from ctta_bench.image_views import strong_view, weak_view
+from ctta_bench.memory import Bank, neighbour_probs
+from ctta_bench.method import (
+    NEWER,
+    Method,
+    OptimizerHyperparameters,
+    WarmupHyperparameters,
+    ema_update,
+)
+from ctta_bench.prompts import (
+    DINOHead,
+    PromptLearner,
+    consistency_of_prompts,
+    distillation,
+    diversity_of_classes,
+    diversity_of_prompts,
+    next_centre,
+)
 from ctta_bench.registry import METHODS
 
-STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.07
-CENTRE_MOMENTUM = 0.9
 SMALLEST_DIVERSE_BATCH = 8
-# The augmentation: shares of the image, and probabilities an image.
-WEAK_CROP = 224 / 256
-STRONG_AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
-JITTER, HUE, JITTERED = 0.4, 0.1, 0.8
-GREYED, BLURRED = 0.2, 0.5
-SIGMA, SIGMA_SIDE = (0.1, 2.0), 224  # of the blur, in pixels of an image of that side
-
 View = Callable[[Tensor, tuple[int, int] | None], Tensor]
 
 
@@ -66,60 +64,17 @@ class Pass(NamedTuple):
     prompts: list[Tensor]
 
 
-class DINOHead(nn.Module):
-    """Two linear layers to a unit vector, and its cosines with learnt directions."""
-
-    def __init__(self, width: int, hidden: int, bottleneck: int, outputs: int) -> None:
-        super().__init__()
-        first, second = nn.Linear(width, hidden), nn.Linear(hidden, bottleneck)
-        self.mlp = nn.Sequential(first, nn.GELU(), second)
-        for layer in (first, second):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        self.directions = nn.Parameter(nn.Linear(bottleneck, outputs, bias=False).weight.detach())
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [..., d] to [..., outputs]."""
-        return linear(normalize(self.mlp(tokens), dim=-1), normalize(self.directions, dim=1))
-
-
-class Learner(nn.Module):
-    """What student and teacher each have of their own: prompts, DINO heads, classifier."""
-
-    def __init__(self, width: int, stages: int, prompts: int, classifier: nn.Linear) -> None:
-        super().__init__()
-        self.prompts = nn.ParameterList(torch.empty(1, prompts, width) for _ in range(stages))
-        for prompt in self.prompts:
-            nn.init.xavier_uniform_(prompt)
-        self.heads = nn.ModuleList()
-        self.classifier = classifier
-
-
-class Bank:
-    """The last `size` features [size, d] and probabilities [size, classes], first in, first out."""
-
-    def __init__(self, size: int, width: int, classes: int, like: Tensor) -> None:
-        self.features, self.probs = like.new_zeros(size, width), like.new_zeros(size, classes)
-        self.pointer = self.filled = 0
-
-    @torch.no_grad()
-    def add(self, features: Tensor, probs: Tensor) -> None:
-        """Overwrite the oldest entries; rows that are not finite stay out."""
-        size, finite = len(self.features), features.isfinite().all(1) & probs.isfinite().all(1)
-        features, probs = features[finite][-size:], probs[finite][-size:]
-        places = (self.pointer + torch.arange(len(features), device=features.device)) % size
-        self.features[places], self.probs[places] = features, probs
-        self.pointer = (self.pointer + len(features)) % size
-        self.filled = min(self.filled + len(features), size)
-
-
 @METHODS.register_module("dept")
 class DePT(Method):
     """Prompts in the encoder, pseudo labels from neighbours, consistency with an averaged self."""
 
     paper = "https://arxiv.org/abs/2210.04831"
     checked_against = "official code"
-    source_access: SourceAccess = "labelled"
+    warmup_access = "labelled"
+    stream_only = frozenset(
+        {"cosine_steps", "train_head", "neighbours", "bank_size", "bank_start"}
+        | {"prompt_diversity", "class_diversity"}
+    )
     passes_per_image = (4, 1)  # scored, teacher's weak and strong, student's; 3 without heads
     checked_with = {
         "dino": True,
@@ -131,7 +86,7 @@ class DePT(Method):
     }
     exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of DePT."""
 
         lr: float = Field(5e-3, ge=0, description="learning rate")
@@ -155,7 +110,10 @@ class DePT(Method):
         prompt_diversity: float = Field(0.05, ge=0, description="λ of the prompts' diversity")
         class_diversity: float = Field(1.0, ge=0, description="η of the classes' diversity")
         warmup_epochs: int = Field(0, ge=0, description="epochs of prompts, heads on source labels")
-        warmup_lr: float = Field(5e-3, ge=0, description="SGD's learning rate in the warm-up")
+        warmup_optimizer: Literal["sgd", "adamw"] = Field(
+            "sgd", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
+        )
+        warmup_lr: float = Field(5e-3, ge=0, description="learning rate of the warm-up")
         warmup_batch_size: int = Field(128, ge=1, description="batch size of the warm-up")
         faithful: bool = Field(False, description="order, centre, clipping of the official code")
 
@@ -164,12 +122,10 @@ class DePT(Method):
 
     def setup(self) -> None:
         """Prompts and heads beside the network; a teacher equal to them; an empty bank."""
-        if not self.hp.warmup_epochs:
-            self.source_access = "none"  # only a warm-up reads
-        stage_starts(self.model, self.hp.stages)  # or it cannot be served
+        stage_starts(self.model, self.hp.stages, asked_by="DePT")  # or it cannot be served
         width, classifier = self.model.network.embed_dim, self.model.classifier
-        self.student = Learner(width, self.hp.stages, self.hp.prompts, classifier)
-        if self.hp.dino or (self.hp.dino is None and self.hp.warmup_epochs):
+        self.student = PromptLearner(width, self.hp.stages, self.hp.prompts, classifier)
+        if self.hp.dino or (self.hp.dino is None and self.hp.warms_up):
             sizes = (width, self.hp.hidden, self.hp.bottleneck, self.hp.outputs)
             self.student.heads.extend(DINOHead(*sizes) for _ in range(self.hp.stages))
         self.student.to(self.model.mean)
@@ -185,27 +141,22 @@ class DePT(Method):
         self.steps, self.teacher_is_behind = 0, False
         self.weak_view, self.strong_view = weak_view, strong_view
 
-    def prepare(self, source: Any) -> None:
-        """Train prompts and heads on labelled source data, if there is a warm-up."""
-        if self.hp.warmup_epochs:
-            self.warm_up(source)
-            self.teacher.load_state_dict(self.student.state_dict())
-            self.centre = torch.zeros_like(self.centre)
-            self.teacher_is_behind = False
+    def warmup_parameters(self) -> dict[str, nn.Parameter]:
+        """Prompts and heads; network and classifier stay."""
+        return {n: p for n, p in self.student.named_parameters() if "classifier" not in n}
 
-    @torch.enable_grad()
-    def warm_up(self, source: Any) -> None:
-        """Cross-entropy and consistency over prompts and heads by SGD; the network stays."""
-        everything, optimizer = self.trainable, self.optimizer
-        self.adapt_only({n: p for n, p in everything.items() if "classifier" not in n})
-        self.optimizer = torch.optim.SGD(self.trainable.values(), self.hp.warmup_lr, momentum=0.9)
-        for _ in range(self.hp.warmup_epochs):
-            for images, labels in source.labelled_batches(self.hp.warmup_batch_size):
-                self.follow()
-                logits, ours, theirs = self.strong_passes(images)
-                self.learn(cross_entropy(logits, labels) + self.consistency(ours, theirs), theirs)
-        self.adapt_only(everything)
-        self.optimizer, self.loss = optimizer, None
+    def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
+        """A clipped step on the labels of a strong view and on the consistency with the teacher."""
+        assert labels is not None
+        self.follow()
+        logits, ours, theirs = self.strong_passes(images)
+        self.learn(cross_entropy(logits, labels) + self.consistency(ours, theirs), theirs)
+
+    def warmed_up(self) -> None:
+        """The teacher is the student again, and its centre has seen nothing."""
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.centre = torch.zeros_like(self.centre)
+        self.teacher_is_behind = False
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on a strong view; returns the student's plain logits from before it."""
@@ -226,7 +177,7 @@ class DePT(Method):
         """The student's logits."""
         return self.passed(images, self.student).logits
 
-    def passed(self, images: Tensor, learner: Learner) -> Pass:
+    def passed(self, images: Tensor, learner: PromptLearner) -> Pass:
         """A pass through the network with the prompts and the classifier of `learner`."""
         seen: list[Tensor] = []
         count = self.hp.prompts
@@ -244,7 +195,7 @@ class DePT(Method):
             return tokens[:, count:]  # so that the class token is the first again
 
         with contextlib.ExitStack() as stack:
-            starts = stage_starts(self.model, self.hp.stages)
+            starts = stage_starts(self.model, self.hp.stages, asked_by="DePT")
             for stage, block in enumerate(starts):
                 hook = functools.partial(enter, stage)
                 stack.callback(block.register_forward_pre_hook(hook).remove)
@@ -277,7 +228,7 @@ class DePT(Method):
         if filled < min(needed, len(self.bank.features)):
             return query.logits.argmax(1)
         bank = self.bank.features[:filled], self.bank.probs[:filled]
-        return self.neighbour_probs(query.features, *bank, self.hp.neighbours).argmax(1)
+        return neighbour_probs(query.features, *bank, self.hp.neighbours).argmax(1)
 
     def strong_passes(self, images: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The student's logits on a strong view, and what its heads and the teacher's give.
@@ -293,7 +244,7 @@ class DePT(Method):
         student = self.passed(self.strong_view(images, size), self.student)
         return student.logits, self.through_heads(student, self.student), theirs
 
-    def through_heads(self, seen: Pass, learner: Learner) -> list[Tensor]:
+    def through_heads(self, seen: Pass, learner: PromptLearner) -> list[Tensor]:
         """Outputs of each stage's prompts [n, P, outputs] and, last, of the class token's."""
         if not learner.heads:
             return []
@@ -307,17 +258,17 @@ class DePT(Method):
         """Pseudo labels, consistency with the teacher, diversity of prompts and of classes."""
         loss = cross_entropy(logits, labels) + self.consistency(ours, theirs)
         if ours:
-            loss = loss + self.hp.prompt_diversity * self.diversity_of_prompts(ours[:-1])
+            loss = loss + self.hp.prompt_diversity * diversity_of_prompts(ours[:-1])
         if self.hp.faithful or len(labels) >= SMALLEST_DIVERSE_BATCH:
-            loss = loss + self.hp.class_diversity * self.diversity_of_classes(logits)
+            loss = loss + self.hp.class_diversity * diversity_of_classes(logits)
         return loss
 
     def consistency(self, ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
         """What the heads say of class token and prompts against the teacher's; else nothing."""
         if not ours:
             return self.centre.new_zeros(())
-        of_class = self.distillation(ours[-1], theirs[-1], self.centre)
-        of_prompts = self.consistency_of_prompts(ours[:-1], theirs[:-1])
+        of_class = distillation(ours[-1], theirs[-1], self.centre)
+        of_prompts = consistency_of_prompts(ours[:-1], theirs[:-1])
         return self.hp.cls_weight * of_class + self.hp.prompt_weight * of_prompts
 
     def learn(self, loss: Tensor, theirs: list[Tensor]) -> bool:
@@ -329,7 +280,7 @@ class DePT(Method):
             return False
         self.teacher_is_behind = True
         if theirs:
-            self.centre = self.next_centre(self.centre, theirs[-1], summed=self.hp.faithful)
+            self.centre = next_centre(self.centre, theirs[-1], summed=self.hp.faithful)
         return True
 
     def set_rate(self) -> None:
@@ -345,160 +296,3 @@ class DePT(Method):
         for name, parameter in self.trainable.items():
             if not (self.hp.faithful and name.startswith("heads")):
                 nn.utils.clip_grad_norm_(parameter, limit)
-
-    # -- the losses by themselves
-
-    @staticmethod
-    def neighbour_probs(features: Tensor, bank: Tensor, probs: Tensor, count: int) -> Tensor:
-        """Mean probabilities [n, classes] of the nearest entries by cosine, or of all there are."""
-        with torch.autocast(features.device.type, enabled=False):
-            similarity = normalize(features, dim=1) @ normalize(bank, dim=1).T
-        nearest = similarity.topk(min(count, len(bank)), dim=1).indices
-        return probs[nearest].mean(1)
-
-    @staticmethod
-    def distillation(student: Tensor, teacher: Tensor, centre: Tensor) -> Tensor:
-        """Cross-entropy of the student's outputs [n, outputs] against the centred teacher's."""
-        target = ((teacher - centre) / TEACHER_TEMPERATURE).softmax(-1)
-        return -(target * (student / STUDENT_TEMPERATURE).log_softmax(-1)).sum(-1).mean()
-
-    @staticmethod
-    def next_centre(centre: Tensor, teacher: Tensor, *, summed: bool = False) -> Tensor:
-        """The centre [1, outputs] after a batch; the official code takes the batch's sum."""
-        batch = teacher.sum(0, keepdim=True) if summed else teacher.mean(0, keepdim=True)
-        return centre * CENTRE_MOMENTUM + batch * (1 - CENTRE_MOMENTUM)
-
-    @staticmethod
-    def consistency_of_prompts(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-        """Σ w_i times the mean cosine distance of like prompts; later stages weigh more."""
-        both = zip(student, teacher, strict=True)
-        apart = [(1 - cosine_similarity(s, t, dim=-1)).mean() for s, t in both]
-        return (stage_weights(apart[0], len(apart)) * torch.stack(apart)).sum()
-
-    @staticmethod
-    def diversity_of_prompts(student: list[Tensor]) -> Tensor:
-        """-Σ w_i times the mean cosine distance of an image's prompts from each other."""
-        apart = []
-        for outputs in student:
-            unit = normalize(outputs, dim=-1)
-            with torch.autocast(outputs.device.type, enabled=False):
-                distance = 1 - unit @ unit.mT
-            apart.append((distance - distance.diagonal(dim1=1, dim2=2).diag_embed()).mean())
-        return -(stage_weights(apart[0], len(apart)) * torch.stack(apart)).sum()
-
-    @staticmethod
-    def diversity_of_classes(logits: Tensor) -> Tensor:
-        """Negative entropy of the mean prediction."""
-        mean = logits.softmax(1).mean(0)
-        return (mean * (mean + 1e-8).log()).sum()
-
-
-def stage_starts(model: SourceModel, stages: int) -> list[nn.Module]:
-    """The first block of each of `stages` equal runs. Raises MethodError if there are none."""
-    if not isinstance(model.network, VisionTransformer):
-        raise MethodError(
-            f"DePT cannot serve {model.name}: its prompts stand before the class token of a timm "
-            "VisionTransformer, which this model is not."
-        )
-    blocks = list(model.network.blocks)
-    if stages and len(blocks) % stages:
-        raise MethodError(
-            f"DePT cannot serve {model.name}: its {len(blocks)} blocks make no {stages} equal "
-            "stages; set `stages` to a divisor."
-        )
-    return blocks[:: len(blocks) // stages] if stages else []
-
-
-def stage_weights(like: Tensor, stages: int) -> Tensor:
-    """w_i = e^i / Σ e^j [stages]."""
-    return torch.arange(stages, dtype=like.dtype, device=like.device).softmax(0)
-
-
-# -- views, with draws of their own for each image
-
-
-def weak_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """A crop of 7/8 of the side at a random place, every other one mirrored."""
-    share = images.new_full((len(images),), WEAK_CROP)
-    return random_crop(images, share, share, size, "bilinear")
-
-
-def strong_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """A crop of a fifth to all of the area, other colours, sometimes grey or blurred; in [0, 1].
-
-    The order of colours and the change of hue are one draw for the batch.
-    """
-    area, ratio = uniform(images, *STRONG_AREA), uniform(images, *map(math.log, RATIO)).exp()
-    height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
-    views = random_crop(images, height, width, size, "bicubic").clamp(0, 1)
-    views = torch.where(chance(views, JITTERED), jittered(views), views)
-    views = torch.where(chance(views, GREYED), grey(views), views)
-    return blurred(views, uniform(views, *SIGMA) * views.shape[-1] / SIGMA_SIDE, BLURRED)
-
-
-def uniform(images: Tensor, low: float, high: float) -> Tensor:
-    """A draw for each image, [n]."""
-    return low + (high - low) * torch.rand(len(images), dtype=images.dtype, device=images.device)
-
-
-def chance(images: Tensor, probability: float) -> Tensor:
-    """Whether it happens to each image, bool [n, 1, 1, 1]."""
-    return (uniform(images, 0, 1) < probability).view(-1, 1, 1, 1)
-
-
-def random_crop(
-    images: Tensor, height: Tensor, width: Tensor, size: tuple[int, int] | None, mode: str
-) -> Tensor:
-    """Crops of these shares [n] of the sides at random places, half of them mirrored, at `size`."""
-    mirrored = torch.where(chance(images, 0.5).flatten(), -width, width)
-    height_out, width_out = size or images.shape[-2:]
-    # Not by affine_grid, whose matrix product autocast and TF32 would round to few bits.
-    x = mirrored[:, None] * centred(width_out, images) + shift(images, width)
-    y = height[:, None] * centred(height_out, images) + shift(images, height)
-    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
-    return grid_sample(images, grid, mode=mode, padding_mode="border", align_corners=False)
-
-
-def centred(side: int, like: Tensor) -> Tensor:
-    """Centres of pixels [side], in half sides from the middle."""
-    return (2 * torch.arange(side, dtype=like.dtype, device=like.device) + 1) / side - 1
-
-
-def shift(images: Tensor, share: Tensor) -> Tensor:
-    """A random place [n, 1] for a crop of this share [n] of a side, in half sides."""
-    return ((1 - share) * uniform(images, -1, 1))[:, None]
-
-
-def grey(images: Tensor) -> Tensor:
-    """Luminance in all three colours."""
-    return colour.rgb_to_grayscale(images, num_output_channels=3)
-
-
-def jittered(images: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue changed, in random order; in [0, 1]."""
-    for operation in torch.randperm(4).tolist():
-        share = uniform(images, 1 - JITTER, 1 + JITTER).view(-1, 1, 1, 1)
-        if operation == 0:
-            images = share * images
-        elif operation == 1:
-            images = torch.lerp(grey(images).mean((1, 2, 3), keepdim=True), images, share)
-        elif operation == 2:
-            images = torch.lerp(grey(images), images, share)
-        else:
-            images = colour.adjust_hue(images, float(torch.rand(())) * 2 * HUE - HUE)
-        images = images.clamp(0, 1)
-    return images
-
-
-def blurred(images: Tensor, sigma: Tensor, probability: float) -> Tensor:
-    """Gaussian blur of deviation `sigma` [n] in pixels, of some images."""
-    reach = min(max(1, math.ceil(3 * float(sigma.max()))), min(images.shape[-2:]) - 1)
-    taps = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    weights = (-0.5 * (taps / sigma[:, None]).square()).softmax(1)
-    weights = torch.where(chance(images, probability).flatten(1), weights, (taps == 0).to(weights))
-    for axis, margin in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
-        padded, length = pad(images, margin, mode="reflect"), images.shape[axis]
-        images = torch.zeros_like(images)
-        for tap in range(len(taps)):
-            images += padded.narrow(axis, tap, length) * weights[:, tap].view(-1, 1, 1, 1)
-    return images

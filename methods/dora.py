@@ -8,14 +8,15 @@ through ‖V‖ (DoRA, section 4.3); it differs in that norms have a floor: a ne
 NaN.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
-from ctta_bench.injection import LowRankWeight
+from ctta_bench.adapters import Factors, LowRankWeight
+from ctta_bench.alignment import AlignmentMethod, LowRankHyperparameters
 from ctta_bench.registry import METHODS
 
 NORM_FLOOR = 1e-12
@@ -29,11 +30,12 @@ class DecomposedLowRankWeight(LowRankWeight):
         self.detach_norm = detach_norm
         self.magnitude = nn.Parameter(row_norm(weight))
 
-    def forward(self) -> Tensor:
-        """W_eff [out, in]: at the start W to the bit, for m / ‖W‖ is 1 in every row."""
-        direction = super().forward()
-        norm = row_norm(direction.detach() if self.detach_norm else direction)
-        return self.magnitude / norm * direction
+    def factors(self) -> Factors:
+        """At the start W to the bit, for m / ‖W‖ is 1 in every row."""
+        summed = super().factors()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_norm):
+            norm = row_norm(summed.of(self.weight))
+        return replace(summed, scale=self.magnitude / norm)
 
 
 def row_norm(weight: Tensor) -> Tensor:
@@ -47,14 +49,12 @@ class DoRA(AlignmentMethod):
 
     paper = "https://arxiv.org/abs/2402.09353"
     checked_against = "second implementation"
-    passes_per_image = (1, 1)
     source_access = "unlabelled"
+    warmup_access = "labelled"
 
-    class Hyperparameters(AlignmentHyperparameters):
+    class Hyperparameters(LowRankHyperparameters):
         """Hyper-parameters of DoRA; `lr` is that of m, A and B."""
 
-        rank: int = Field(6, ge=1, description="ρ, rank of the added matrix")
-        scale: float = Field(1.0, gt=0, description="s = α/ρ of the added matrix s B A")
         detach_norm: bool = Field(True, description="no gradient through the norm of V")
 
     @staticmethod

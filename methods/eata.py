@@ -9,18 +9,18 @@ the mean over batches of the squared *batch* gradient: it depends on `fisher_bat
 β with it.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from ctta_bench.errors import DataError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
+from ctta_bench.selection import Selection
 
 
 @METHODS.register_module("eta")
@@ -46,47 +46,30 @@ class ETA(Method):
         self.batch_dependent = self.model.use_batch_statistics()
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
-        self.margin = self.hp.margin * math.log(self.model.num_classes)
-        self.average: Tensor | None = None
-        self.reliable_images = self.selected_images = 0
+        self.selection = Selection(self.hp.margin, self.hp.max_similarity, self.model.num_classes)
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on the selected images; returns the logits from before it."""
         logits = self.model(images)
         entropy = softmax_entropy(logits)
         predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
-        selected = self.select(entropy.detach(), predictions)
+        selected = self.selection.choose(entropy.detach(), predictions)
         if not bool(selected.any()):
             self.skip_update()
         elif self.step(self.objective(entropy[selected])):
-            self.follow(predictions[selected])
+            self.selection.follow(predictions[selected])
         return logits
 
-    def select(self, entropy: Tensor, predictions: Tensor) -> Tensor:
-        """Mask [n]: reliable, and once there is an average prediction, not like it."""
-        selected = reliable = entropy < self.margin
-        if self.average is not None:
-            similarity = cosine_similarity(self.average[None], predictions)
-            selected = reliable & (similarity.abs() < self.hp.max_similarity)
-        self.reliable_images += int(reliable.sum())
-        self.selected_images += int(selected.sum())
-        return selected
-
     def objective(self, entropy: Tensor) -> Tensor:
-        """Mean of the entropies [n] weighted by exp(E0 - H), which is no part of the gradient."""
-        return ((self.margin - entropy.detach()).exp() * entropy).mean()
-
-    def follow(self, predictions: Tensor) -> None:
-        """Move the average prediction m [classes] by a tenth towards these [n, classes]."""
-        mean = predictions.mean(0)
-        self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean
+        """The weighted mean of the selected images' entropies [n]."""
+        return self.selection.weigh(entropy)
 
     def reset(self) -> None:
         """Back to the state before the stream; `faithful` keeps the average prediction."""
-        average = self.average
+        average = self.selection.average
         super().reset()
         if self.hp.faithful:
-            self.average = average
+            self.selection.average = average
 
 
 @METHODS.register_module("eata")
@@ -94,7 +77,7 @@ class EATA(ETA):
     """ETA with parameters held near the source by their Fisher information."""
 
     paper = "https://arxiv.org/abs/2204.02610"
-    checked_against = "official code"
+    checked_against = "second implementation"  # the authors' code without the Fisher term: `eta`
     passes_per_image = (1, 1)
     checked_with = {"margin": 1.0, "max_similarity": 2.0}  # every image is selected
     source_access = "unlabelled"

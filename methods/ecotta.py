@@ -16,19 +16,23 @@ takes a momentum step), and stored BatchNorm statistics, which nothing reads, st
 """
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
+from torch.nn.functional import relu
 
-from ctta_bench.errors import MethodError
-from ctta_bench.method import Method, OptimizerHyperparameters, SourceAccess, softmax_entropy
-from ctta_bench.model import BATCH_NORMS, SourceModel
+from ctta_bench.encoder import Part, encoder_parts, is_stage
+from ctta_bench.method import (
+    Method,
+    OptimizerHyperparameters,
+    WarmupHyperparameters,
+    softmax_entropy,
+)
+from ctta_bench.model import BATCH_NORMS
 from ctta_bench.registry import METHODS
 
 PROBE_SIDE = 64  # images that only show the shapes, where the model has no size of its own
@@ -67,56 +71,18 @@ class MapMeta(nn.Module):
         return self.norm(output) + relu(self.conv_norm(self.conv(entered)))
 
 
-class Part(nn.Module):
-    """Consecutive blocks of the encoder, from `first` to `last`, and the meta part around them.
-
-    Hooks take what enters and replace what leaves. While `measuring`, `distance` becomes R_k.
-    """
-
-    def __init__(self, first: nn.Module, last: nn.Module) -> None:
-        super().__init__()
-        self.meta: nn.Module | None = None
-        self.shapes: list[torch.Size] = []
-        self.through_frozen = True
-        self.measuring = False
-        self.entered: Tensor | None = None
-        self.distance: Tensor | None = None
-        first.register_forward_pre_hook(self.enter)
-        last.register_forward_hook(self.leave)
-
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Keep the input for the meta part; on request no gradient crosses the frozen blocks."""
-        self.entered = inputs[0]
-        return inputs if self.through_frozen else (inputs[0].detach(), *inputs[1:])
-
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The adapted output."""
-        entered, self.entered = self.entered, None
-        assert entered is not None
-        if self.meta is None:
-            self.shapes = [entered.shape, output.shape]
-            return output
-        if self.measuring:
-            source = output.detach()
-            with torch.enable_grad():
-                local = self.meta(source, entered.detach())
-                self.distance = (local - source).abs().mean()
-            if not torch.is_grad_enabled():
-                return local.detach()
-        return self.meta(output, entered)
-
-
 @METHODS.register_module("ecotta")
 class EcoTTA(Method):
     """Entropy minimisation over meta parts around a frozen encoder, held near its outputs."""
 
     paper = "https://arxiv.org/abs/2303.01904"
     checked_against = "second implementation"
-    source_access: SourceAccess = "labelled"
+    warmup_access = "labelled"
+    stream_only = frozenset({"regularizer", "margin", "steps"})
     passes_per_image = (1, 1)
     checked_with = {"margin": 1.1}  # every image is below it
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of EcoTTA."""
 
         lr: float = Field(5e-3, ge=0, description="learning rate of the meta parts")
@@ -136,11 +102,9 @@ class EcoTTA(Method):
 
     def setup(self) -> None:
         """Cut the encoder into parts and put a meta part around each."""
-        if not self.hp.warmup_epochs:
-            self.source_access = "none"  # only a warm-up reads
-        ends = encoder_parts(self.model, self.hp.parts)
+        ends = encoder_parts(self.model, self.hp.parts, asked_by="EcoTTA")
         self.parts = nn.ModuleList(Part(first, last) for first, last in ends)
-        convolutional = _is_stage(ends[0][0])
+        convolutional = is_stage(ends[0][0])
         if convolutional:
             self.probe()
         self.use_statistics_of_the_batch()
@@ -169,30 +133,13 @@ class EcoTTA(Method):
     def token_meta(self, block: nn.Module) -> TokenMeta:
         """The meta part of a run of transformer blocks of one width, that of their norms."""
         norm = next(m for m in block.modules() if isinstance(m, nn.LayerNorm))
-        gate = GATE_WITH_WARMUP if self.hp.warmup_epochs else 0.0
+        gate = GATE_WITH_WARMUP if self.hp.warms_up else 0.0
         return TokenMeta(norm.normalized_shape[-1], gate)
 
     def map_meta(self, part: Part) -> MapMeta:
         """The meta part of a convolutional stage, of the shapes that the probe showed."""
         (_, inputs, _, before), (_, outputs, _, after) = part.shapes
         return MapMeta(inputs, outputs, round(before / after), track=self.hp.faithful)
-
-    def prepare(self, source: Any) -> None:
-        """Train the meta parts on labelled source data, if there is a warm-up."""
-        if self.hp.warmup_epochs:
-            self.warm_up(source)
-
-    @torch.enable_grad()
-    def warm_up(self, source: Any) -> None:
-        """Cross-entropy over the meta parts by AdamW."""
-        kept = self.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.trainable.values(), self.hp.warmup_lr, weight_decay=0.0
-        )
-        for _ in range(self.hp.warmup_epochs):
-            for images, labels in source.labelled_batches(self.hp.warmup_batch_size):
-                self.step(cross_entropy(self.model(images), labels))
-        self.optimizer, self.loss = kept, None
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on entropy and distances; returns the logits from before it."""
@@ -248,24 +195,3 @@ class EcoTTA(Method):
         """One guarded step; the community's code has no guard."""
         guard = not self.hp.faithful
         return self.backward(loss, guard=guard) and self.optimizer_step(guard=guard)
-
-
-def encoder_parts(model: SourceModel, count: int) -> list[tuple[nn.Module, nn.Module]]:
-    """First and last block of each part: the stages of a convolutional network, or `count` equal
-    runs of a transformer's blocks.
-
-    Raises MethodError if there is neither.
-    """
-    blocks = model.blocks or [c for c in model.network.children() if _is_stage(c)]
-    if not blocks:
-        raise MethodError(
-            f"EcoTTA finds no encoder blocks or stages in {model.name} to put meta parts around."
-        )
-    count = len(blocks) if _is_stage(blocks[0]) else min(count, len(blocks))
-    bounds = [len(blocks) * i // count for i in range(count + 1)]
-    return [(blocks[i], blocks[j - 1]) for i, j in itertools.pairwise(bounds)]
-
-
-def _is_stage(module: nn.Module) -> bool:
-    inside = list(module.modules())
-    return all(any(isinstance(m, kind) for m in inside) for kind in (nn.Conv2d, nn.BatchNorm2d))

@@ -8,11 +8,10 @@ adapter is that of huggingface/peft.
 
 from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
-from ctta_bench.injection import LowRankWeight
+from ctta_bench.adapters import LowRankWeight
+from ctta_bench.alignment import AlignmentMethod, LowRankHyperparameters
 from ctta_bench.registry import METHODS
 
 
@@ -22,14 +21,11 @@ class LoRA(AlignmentMethod):
 
     paper = "https://arxiv.org/abs/2106.09685"
     checked_against = "second implementation"
-    passes_per_image = (1, 1)
     source_access = "unlabelled"
+    warmup_access = "labelled"
 
-    class Hyperparameters(AlignmentHyperparameters):
+    class Hyperparameters(LowRankHyperparameters):
         """Hyper-parameters of LoRA; `lr` is that of A and B."""
-
-        rank: int = Field(6, ge=1, description="ρ, rank of the added matrix")
-        scale: float = Field(1.0, gt=0, description="s = α/ρ of the added matrix s B A")
 
     @staticmethod
     def adapter(weight: Tensor, hp: Any) -> LowRankWeight:

@@ -18,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ctta_bench.adapters import Factors, WeightAdapter
 from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
-from ctta_bench.injection import WeightAdapter
 from ctta_bench.registry import METHODS
 
 Component = Literal[
@@ -31,17 +31,18 @@ class DecomposedWeight(WeightAdapter):
     """m ⊙ direction, where the direction is frozen, free, or rotated as a whole.
 
     weight: [out, in]. Parameters by component: `magnitude` [out, 1], `vectors` U [in, r],
-    `direction` V [out, in] (used with its rows normalised).
+    `direction` V [out, in] (used with its rows normalised). `chained` multiplies by one reflection
+    after another, as the official code does: the same, slowly, for comparison.
     """
 
     def __init__(self, weight: Tensor, component: Component, rank: int, paired: bool) -> None:
         super().__init__()
-        self.magnitude: Tensor
-        self.direction: Tensor
+        self.hold(weight)
+        self.norm: Tensor
         norm = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        direction = weight / norm.clamp_min(torch.finfo(weight.dtype).tiny)
-        self._store("magnitude", norm, learn="magnitude" in component)
-        self._store("direction", direction, learn="direction" in component)
+        self.register_buffer("norm", positive(norm), persistent=False)
+        self.magnitude = nn.Parameter(norm) if "magnitude" in component else None
+        self.direction = nn.Parameter(weight / self.norm) if "direction" in component else None
         self.vectors: nn.Parameter | None = None
         if "orthogonal" in component:
             columns = rank // 2 if paired else rank
@@ -49,32 +50,63 @@ class DecomposedWeight(WeightAdapter):
             nn.init.kaiming_uniform_(start, a=5**0.5)
             # Equal neighbours cancel, H H = I: the start is the source model itself.
             self.vectors = nn.Parameter(start.repeat_interleave(2, 1) if paired else start)
+        self.chained = False
 
-    def _store(self, name: str, value: Tensor, *, learn: bool) -> None:
-        if learn:
-            setattr(self, name, nn.Parameter(value.clone()))
-        else:
-            self.register_buffer(name, value, persistent=False)
+    def factors(self) -> Factors | None:
+        """c = m / ‖W‖ and, of the rotation, P = -W U and Q = T⁻¹ Uᵀ; None for a free direction."""
+        if self.direction is not None or self.chained:
+            return None
+        scale = None if self.magnitude is None else self.magnitude / self.norm
+        if self.vectors is None:
+            return Factors(scale)
+        unit = unit_rows(self.vectors)
+        return Factors(scale, -(unit @ self.weight.T).T, compact(unit))
 
     def forward(self) -> Tensor:
         """W_eff [out, in]."""
-        direction = self.direction
-        if isinstance(direction, nn.Parameter):
-            norm = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-            direction = direction / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-        if self.vectors is not None:
-            direction = rotate(direction, self.vectors)
-        return self.magnitude * direction
+        if self.direction is None and not self.chained:
+            return super().forward()
+        with torch.autocast(self.weight.device.type, enabled=False):
+            weight = self.unit_neurons()
+            if self.vectors is not None:
+                weight = reflected(weight, unit_rows(self.vectors))
+            return (self.norm if self.magnitude is None else self.magnitude) * weight
+
+    def unit_neurons(self) -> Tensor:
+        """Ŵ [out, in], the directions of the neurons before any rotation; rows of zeros stay."""
+        if self.direction is None:
+            return self.weight / self.norm
+        norm = torch.linalg.vector_norm(self.direction, dim=1, keepdim=True)
+        return self.direction / positive(norm)
 
 
-def rotate(direction: Tensor, vectors: Tensor) -> Tensor:
-    """direction [out, in] times H_1 ... H_r, reflections across the columns of vectors [in, r]."""
-    with torch.autocast(direction.device.type, enabled=False):
-        # The reflections do not depend on the columns' lengths; unit ones condition T best.
-        unit = vectors / torch.linalg.vector_norm(vectors, dim=0).clamp_min(1e-12)
-        gram = unit.T @ unit
-        t = torch.triu(gram, 1) + 0.5 * torch.diag(torch.diagonal(gram))
-        return direction - (direction @ unit) @ torch.linalg.solve_triangular(t, unit.T, upper=True)
+def positive(norm: Tensor) -> Tensor:
+    """Norms with a floor, for division."""
+    return norm.clamp_min(torch.finfo(norm.dtype).tiny)
+
+
+def unit_rows(vectors: Tensor) -> Tensor:
+    """The columns of U [in, r] as rows [r, in] of length 1.
+
+    The reflections do not depend on lengths, and T is conditioned best by unit vectors; products
+    with few rows are twice as fast as with few columns.
+    """
+    rows = vectors.T.contiguous()
+    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-12)
+
+
+def compact(unit: Tensor) -> Tensor:
+    """T⁻¹ Uᵀ [r, in] of unit vectors Uᵀ [r, in]: O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
+    gram = unit @ unit.T
+    t = torch.triu(gram, 1) + 0.5 * torch.diag(torch.diagonal(gram))
+    return torch.linalg.solve_triangular(t, unit, upper=True)
+
+
+def reflected(neurons: Tensor, unit: Tensor) -> Tensor:
+    """neurons [out, in] times H_1 ... H_r, one reflection across a vector of [r, in] at a time."""
+    for vector in unit:
+        neurons = neurons - 2 * torch.outer(neurons @ vector, vector)
+    return neurons
 
 
 @METHODS.register_module("paid")
@@ -83,8 +115,8 @@ class PAID(AlignmentMethod):
 
     paper = "https://neurips.cc/virtual/2025 (PAID)"
     checked_against = "official code"
-    passes_per_image = (1, 1)
     source_access = "unlabelled"
+    warmup_access = "labelled"
 
     class Hyperparameters(AlignmentHyperparameters):
         """Hyper-parameters of PAID; `lr` is that of m and U."""

@@ -7,15 +7,14 @@ counts, one without a selected image as well. On a stream shorter than the inter
 give the interval in images where batches are of another size than 64.
 """
 
-import math
 from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
+from ctta_bench.selection import Selection
 
 
 @METHODS.register_module("rdumb")
@@ -44,8 +43,7 @@ class RDumb(Method):
         self.batch_dependent = self.model.use_batch_statistics()
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
-        self.margin = self.hp.margin * math.log(self.model.num_classes)
-        self.average: Tensor | None = None
+        self.selection = Selection(self.hp.margin, self.hp.max_similarity, self.model.num_classes)
         self.since_reset = 0
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -61,17 +59,11 @@ class RDumb(Method):
         return logits
 
     def learn_from_selected(self, logits: Tensor) -> None:
-        """ETA's step: reliable images unlike the average prediction, weighted by exp(E0 - H)."""
+        """ETA's step."""
         entropy = softmax_entropy(logits)
         predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
-        selected = entropy.detach() < self.margin
-        if self.average is not None:
-            similarity = cosine_similarity(self.average[None], predictions)
-            selected &= similarity.abs() < self.hp.max_similarity
+        selected = self.selection.choose(entropy.detach(), predictions)
         if not bool(selected.any()):
             self.skip_update()
-            return
-        chosen = entropy[selected]
-        if self.step(((self.margin - chosen.detach()).exp() * chosen).mean()):
-            mean = predictions[selected].mean(0)
-            self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean
+        elif self.step(self.selection.weigh(entropy[selected])):
+            self.selection.follow(predictions[selected])

@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate, pad
 
 from ctta_bench.augment import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.errors import MethodError
+from ctta_bench.importance import PathImportance
 from ctta_bench.method import (
     Method,
     OptimizerHyperparameters,
@@ -31,38 +32,6 @@ from ctta_bench.registry import METHODS
 PATCHES = 3  # a prompt
 LARGEST_PATCH = 10  # pixels: 2 · 3 · 3 · 10² = 1,800 values, the published count
 SEEN_BEFORE_A_SWITCH = 5  # batches of a domain
-
-
-class PathImportance:
-    """Λ: how much of the loss's decrease each value of a parameter brought, over the domains.
-
-    `work` is Σ -g δ within the present domain, `start` the value at its beginning, `anchor` the
-    value ω* at the end of the last.
-    """
-
-    def __init__(self, parameter: Tensor, damping: float) -> None:
-        self.damping = damping
-        self.importance = torch.zeros_like(parameter)
-        self.work = torch.zeros_like(parameter)
-        self.start = parameter.detach().clone()
-        self.anchor = parameter.detach().clone()
-
-    def follow(self, gradient: Tensor, movement: Tensor) -> None:
-        """Note a step: the gradient before it, and the movement it made."""
-        self.work = self.work - gradient * movement
-
-    def close_domain(self, parameter: Tensor) -> None:
-        """Λ ← max(Λ + work / (Δ² + ξ), 0) with Δ the movement over the domain; begin the next."""
-        moved = parameter.detach() - self.start
-        gained = self.work / (moved.square() + self.damping)
-        self.importance = (self.importance + gained).clamp_min(0)
-        self.work = torch.zeros_like(self.work)
-        self.start = parameter.detach().clone()
-        self.anchor = parameter.detach().clone()
-
-    def penalty(self, parameter: Tensor) -> Tensor:
-        """Σ Λ_i (ω_i - ω*_i)²."""
-        return (self.importance * (parameter - self.anchor).square()).sum()
 
 
 @METHODS.register_module("vdp")

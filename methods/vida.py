@@ -15,30 +15,20 @@ cross-entropy is zero, and Adam would make full steps of it). Theirs copies an a
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear
 
-from ctta_bench.augment import random_view
 from ctta_bench.errors import MethodError
 from ctta_bench.injection import role_layers
-from ctta_bench.method import (
-    Method,
-    OptimizerHyperparameters,
-    SourceAccess,
-    ema_update,
-    soft_cross_entropy,
-    stochastic_restore,
-)
+from ctta_bench.method import OptimizerHyperparameters, WarmupHyperparameters, ema_update
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
-
-IMAGES_PER_PASS = 64  # views of small batches go through the teacher together
+from ctta_bench.teaching import StudentMethod, at_least_float32
 
 
 @dataclass
@@ -98,16 +88,21 @@ def inject_adapters(
 
 
 @METHODS.register_module("vida")
-class ViDA(Method):
+class ViDA(StudentMethod):
     """Adapters of low and high rank beside attention's projections, taught by a moving average."""
 
     paper = "https://arxiv.org/abs/2306.04344"
     checked_against = "official code"
-    source_access: SourceAccess = "labelled"
+    warmup_access = "labelled"
+    stream_only = frozenset(
+        {"lr_adapters", "loss", "views", "uncertainty_threshold", "teacher_momentum"}
+        | {"adapter_momentum", "min_gradient_norm", "restore_probability", "faithful"}
+    )
     passes_per_image = (12, 1)  # ten views, teacher, student
+    checked_with = {"lr": 1e-3, "lr_adapters": 1e-3}  # steps that float32 shows
     exempt = {"learning_rate_zero_is_source": "the adapters have a rate of their own"}
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of ViDA."""
 
         lr: float = Field(5e-7, ge=0, description="learning rate of the source weights")
@@ -129,12 +124,8 @@ class ViDA(Method):
         warmup_batch_size: int = Field(128, ge=1, description="batch size of the warm-up")
         faithful: bool = Field(False, description="reproduce the faults of the official code")
 
-    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
-
     def setup(self) -> None:
         """Adapters beside q, k, v and o; a teacher equal to the student."""
-        if not self.hp.warmup_epochs:
-            self.source_access = "none"  # only a warm-up reads
         self.scales = Scales()
         layers = inject_adapters(self.model, self.hp.rank_low, self.hp.rank_high, self.scales)
         self.split_parameters({id(p) for layer in layers for p in layer.adapters()})
@@ -142,8 +133,7 @@ class ViDA(Method):
         self.teacher = copy.deepcopy(self.model, {id(self.scales): self.scales})
         self.teacher.requires_grad_(False)
         if self.hp.restore_probability:
-            self.source = [p.detach().clone() for p in self.trainable.values()]
-        self.augment = random_view
+            self.remember_source(self.trainable.values())
 
     def split_parameters(self, adapters: set[int]) -> None:
         """Adapters learn and follow at their own pace, everything else at the other."""
@@ -152,31 +142,18 @@ class ViDA(Method):
         self.weights = {n: p for n, p in named.items() if id(p) not in adapters}
         self.adapt_only(named)
         self.optimizer = self.build_optimizer(self.weights.values())
-        self.optimizer.add_param_group(
-            {"params": list(self.adapters.values()), "lr": self.hp.lr_adapters}
-        )
+        group = {"params": list(self.adapters.values()), "lr": self.hp.lr_adapters}
+        self.optimizer.add_param_group(group)
 
-    def prepare(self, source: Any) -> None:
-        """Train the adapters on labelled source data, if there is a warm-up."""
-        if self.hp.warmup_epochs:
-            self.warm_up(source)
-            self.follow(0.0, 0.0)
-            if self.hp.restore_probability:
-                self.source = [p.detach().clone() for p in self.trainable.values()]
+    def warmup_parameters(self) -> dict[str, nn.Parameter]:
+        """The adapters; the source weights stay."""
+        return self.adapters
 
-    @torch.enable_grad()
-    def warm_up(self, source: Any) -> None:
-        """Cross-entropy over the adapters alone by AdamW."""
-        everything, optimizer = self.trainable, self.optimizer
-        self.adapt_only(self.adapters)
-        self.optimizer = torch.optim.AdamW(
-            self.adapters.values(), self.hp.warmup_lr, weight_decay=0.0
-        )
-        for _ in range(self.hp.warmup_epochs):
-            for images, labels in source.labelled_batches(self.hp.warmup_batch_size):
-                self.step(cross_entropy(self.model(images), labels))
-        self.adapt_only(everything)
-        self.optimizer, self.loss = optimizer, None
+    def warmed_up(self) -> None:
+        """The teacher, and what is restored, start from the warmed adapters."""
+        self.follow(0.0, 0.0)
+        if self.hp.restore_probability:
+            self.remember_source(self.trainable.values())
 
     def adapt(self, images: Tensor) -> Tensor:
         """Weigh the branches, learn from the teacher, which follows; returns its logits."""
@@ -196,14 +173,7 @@ class ViDA(Method):
     @torch.no_grad()
     def uncertainty(self, images: Tensor) -> float:
         """U: a tenth of the variance of the teacher's logits over N views (one draw a view)."""
-        together, size = max(1, IMAGES_PER_PASS // len(images)), self.model.preprocessing.size
-        logits = []
-        for first in range(0, self.hp.views, together):
-            count = min(together, self.hp.views - first)
-            views = torch.cat([self.augment(images, size) for _ in range(count)])
-            logits.append(self.teacher(views).unflatten(0, (count, -1)))
-        values = torch.cat(logits)
-        values = values if values.dtype == torch.float64 else values.float()
+        values = at_least_float32(torch.cat(list(self.over_views(images, self.teacher))))
         return 0.1 * float(values.var(0).mean())
 
     def allot(self, uncertainty: float) -> None:
@@ -215,31 +185,11 @@ class ViDA(Method):
         if not self.hp.faithful:
             self.scales.high = 1 - uncertainty if certain else 1 + uncertainty
 
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy of the student against the teacher, or half of it and half its reverse."""
-        loss = soft_cross_entropy(logits, target)
-        if self.hp.loss == "symmetric":
-            loss = (loss + soft_cross_entropy(target, logits)) / 2
-        return loss.mean()
-
-    def learn(self, loss: Tensor) -> bool:
-        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
-        if not self.backward(loss):
-            return False
-        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
-            self.optimizer_zero_grad()
-            return True
-        return self.optimizer_step()
-
     def follow(self, weights: float, adapters: float) -> None:
         """Move the teacher towards the student, with a momentum for each group."""
         teacher = dict(self.teacher.network.named_parameters())
         for group, momentum in ((self.weights, weights), (self.adapters, adapters)):
             ema_update([teacher[name] for name in group], group.values(), momentum)
-
-    def restore(self) -> None:
-        """Set a random share p of all scalars of the student back to the start."""
-        stochastic_restore(self.trainable.values(), self.source, self.hp.restore_probability)
 
     def reset(self) -> None:
         """Back to the start; the official code keeps the last scales."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from ctta_bench.cli import app
-from ctta_bench.model import load_source_model
+from ctta_bench.pretrained import load_source_model
 from tests.conftest import TOY
 
 Invoke = Callable[..., Result]
@@ -403,6 +403,20 @@ def test_parity_prints_source_difference_and_verdict(invoke: Invoke) -> None:
     assert {row["method"] for row in rows} == {"tent"}
     assert all(row["agrees"] and row["commit"] for row in rows)
     assert "DequanWang/tent" in invoke("parity", "tent").stdout
+
+
+def test_parity_lists_every_case_and_passes_none_of_a_method_that_is_not_there() -> None:
+    from ctta_bench import parity
+
+    cases = {f.stem: f for f in (TOY.parent / "parity" / "cases").glob("*.json")}
+    absent = ("deyo", "roid", "cmf", "rmt", "santa", "dpcore", "foa", "t3a")
+    files = parity.collect([parity.repository_cases()])
+    assert files.keys() == cases.keys()
+    outside = [n for n, file in files.items() if parity.translate(file.read()) is None]
+    assert sorted(outside) == sorted(n for n in cases if n.startswith(absent))
+    for name in outside:
+        verdict = parity.verdict(files[name])
+        assert (verdict.method, verdict.agrees, verdict.words) == ("", None, "not in the suite")
 
 
 def test_parity_takes_further_folders_and_fails_where_figures_differ(

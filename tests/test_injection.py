@@ -6,11 +6,10 @@ import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ctta_bench.adapters import LowRankWeight, WeightAdapter
 from ctta_bench.errors import MethodError
 from ctta_bench.injection import (
     InjectedLinear,
-    LowRankWeight,
-    WeightAdapter,
     bare_weights,
     bypassed,
     inject,

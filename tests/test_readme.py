@@ -72,5 +72,37 @@ def test_every_method_has_a_row() -> None:
     assert [n for n in names if not any(f"`{n}`" in first for first in firsts)] == []
 
 
+# Which repository is whose: the authors', one that was written after them, or another library.
+AUTHORS = {
+    "DequanWang/tent", "mr-eggplant/SAR", "qinenergy/cotta", "BIT-DA/RoTTA", "Yangsenqiao/vida",
+    "RanXu2000/continual-mae", "yhygao/DePT", "wangkunyu241/PAID", "Anonymous-012/SVDP",
+}  # fmt: skip
+OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
+
+
+def test_what_a_method_is_said_to_be_checked_against_it_is_checked_against() -> None:
+    from ctta_bench.parity import collect, repository_cases, translate
+    from ctta_bench.registry import METHODS
+
+    ours = [n for n, e in METHODS.entries().items() if e.module.startswith("ctta_bench.methods")]
+    sources: dict[str, set[str]] = {name: set() for name in ours}
+    for file in collect([repository_cases()]).values():
+        case = file.read()
+        if (translation := translate(case)) is not None and case["source"] != "-":
+            sources[translation.method].add(case["source"])
+    assert set().union(*sources.values()) <= AUTHORS | OTHERS
+    rows = [line.split("|") for line in README.splitlines() if line.startswith("| `")]
+    told = {n: row[-2] for row in rows for n in re.findall(r"`(\w+)`", row[1]) if n in sources}
+    for name, found in sources.items():
+        declared, official = METHODS.get(name).checked_against, bool(found & AUTHORS)
+        assert ("official code" in declared) == official, name
+        assert ("second implementation" in declared) == (bool(found) and not official), name
+        if name in told and name not in ("eta", "eata"):  # whose row they share
+            says = "official code" in told[name] and "no official" not in told[name]
+            assert says == official, name
+            more = re.search("second|more|community|peft", told[name])
+            assert bool(more) == bool(found & OTHERS or len(found) > 1), name
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 200

@@ -1,5 +1,6 @@
 import hashlib
 import inspect
+import pickle
 from typing import Any
 
 import numpy as np
@@ -7,16 +8,17 @@ import pytest
 import torch
 
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.orders import make_order
 from ctta_bench.stream import (
     ArrayImages,
     Benchmark,
+    CorruptionSettings,
     Domain,
     SourceData,
     Stream,
     StreamSettings,
     as_input,
     batch_domains,
-    make_order,
 )
 
 SIZES = (7, 4, 10)
@@ -33,7 +35,7 @@ class Numbered(Benchmark):
     def extra_domains(self) -> tuple[str, ...]:
         return ("held_out",)
 
-    def domain(self, name: str) -> ArrayImages:
+    def domain(self, name: str, severity: int | None = None) -> ArrayImages:
         d = "abc".find(name)
         values = 50 * d + np.arange(SIZES[d], dtype=np.uint8)
         images = np.broadcast_to(values[:, None, None, None], (SIZES[d], 3, 2, 2))
@@ -94,6 +96,81 @@ def test_images_and_labels_are_those_of_their_rows(setting: str) -> None:
         assert batch.labels.dtype == torch.int64
         assert batch.images.shape == (len(shown), 3, 2, 2)
         torch.testing.assert_close(batch.images[:, 1, 1, 0], torch.from_numpy(shown).float() / 255)
+
+
+class Graded(Benchmark):
+    """Severities 1 to 3: image i of domain d at severity s is grey 100 d + 10 s + i."""
+
+    name = "graded"
+    Settings = CorruptionSettings
+    severities = (1, 2, 3)
+    lowest_label = 0  # of the labels at severity 1
+
+    def domain_names(self) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def domain(self, name: str, severity: int | None = None) -> ArrayImages:
+        severity = severity or self.settings.severity
+        values = 100 * "ab".index(name) + 10 * severity + np.arange(5, dtype=np.uint8)
+        images = np.broadcast_to(values[:, None, None, None], (5, 3, 2, 2))
+        return ArrayImages(images, np.arange(5) + (self.lowest_label if severity == 1 else 0))
+
+
+def graded(**changes: Any) -> tuple[Graded, Stream]:
+    chosen = CorruptionSettings(**{"batch_size": 4, "order": "shuffled"} | changes)
+    benchmark = Graded(chosen)
+    return benchmark, Stream(batch_domains(benchmark), chosen, 0)
+
+
+def test_images_are_those_of_the_severity_of_their_row() -> None:
+    _, walk = graded(setting="gradual", severity=3)
+    batches = list(walk.batches())
+    for batch in batches:
+        shown = 100 * batch.domain.astype(int) + 10 * batch.severity + batch.index
+        assert (batch.images[:, 0, 0, 0] * 255).round().int().tolist() == shown.tolist()
+        assert batch.labels.tolist() == batch.index.tolist()
+    assert [int(b.severity[0]) for b in batches[::2]] == [1, 2, 3, 2, 1] * 2
+    _, plain = graded(severity=2)
+    shown = [b.images[:, 0, 0, 0].mul(255).round().int() // 10 % 10 for b in plain.batches()]
+    assert set(torch.cat(shown).tolist()) == {2}
+
+
+def test_a_mixed_batch_holds_each_image_at_its_row() -> None:
+    _, mixed = graded(setting="mixed", severity=3, batch_size=10)
+    (batch,) = mixed.batches()
+    shown = 100 * batch.domain.astype(int) + 30 + batch.index
+    assert (batch.images[:, 2, 1, 1] * 255).round().int().tolist() == shown.tolist()
+
+
+def test_what_a_stream_needs_is_told_before_it_is_read() -> None:
+    assert graded(severity=2)[0].needed() == [("a", 2), ("b", 2)]
+    assert graded(setting="gradual", severity=2, domains=("b",))[0].needed() == [("b", 1), ("b", 2)]
+    assert Numbered(settings(domains=("c",))).needed() == [("c", 0)]
+
+
+def test_a_severity_that_the_benchmark_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gradual needs the severities 4, 5, which graded lacks"):
+        graded(setting="gradual")
+
+
+def test_severities_with_other_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graded, "lowest_label", 7)
+    with pytest.raises(DataError, match="domain a of graded: the labels at severity 1 are not"):
+        graded(setting="gradual", severity=2)
+
+
+def test_batches_go_to_a_loader_s_workers() -> None:
+    _, walk = graded(setting="gradual", severity=3)
+    there = pickle.loads(pickle.dumps(walk))
+    for number in (3, 0):
+        assert torch.equal(there.batch(number).images, walk.batch(number).images)
+
+
+def test_a_published_order_of_domains_is_checked_with_the_domains() -> None:
+    with pytest.raises(ConfigError, match=r"rotta orders the 15 corruptions .* no a, b, c"):
+        Numbered(settings(domain_order="rotta")).chosen_domains()
+    chosen = stream(domain_order="random", order="file", seed=3)
+    assert sorted({int(b.domain[0]) for b in chosen.batches()}) == [0, 1, 2]
 
 
 def test_file_order_is_the_stored_order_whatever_the_seed() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +63,48 @@ class ScoresAfterTheUpdate(Sound):
         return self.model(images)
 
 
+class ChangesAFrozenWeightLate(Sound):
+    def setup(self) -> None:
+        super().setup()
+        self.seen = 0
+
+    def adapt(self, images: Tensor) -> Tensor:
+        self.seen += 1
+        if self.seen == 4:
+            self.model.classifier.weight.data[0, 0] += 1e-6
+        return super().adapt(images)
+
+
+class PreparesByChangingAFrozenWeight(Sound):
+    def prepare(self, source: Any) -> None:
+        self.model.classifier.weight.data.mul_(1.01)
+
+
+class OptimisesMoreThanItDeclares(Sound):
+    def setup(self) -> None:
+        super().setup()
+        self.model.classifier.requires_grad_(True)
+        self.optimizer = self.build_optimizer(self.model.parameters())
+
+
+class AsksForGradientsOfTheWholeNetwork(Sound):
+    def setup(self) -> None:
+        super().setup()
+        self.model.network.requires_grad_(True)
+
+
+class ChangesTheNormalisation(Sound):
+    def adapt(self, images: Tensor) -> Tensor:
+        self.model.mean.add_(1e-4)
+        return super().adapt(images)
+
+
+class DeclaresMoreThanItTrains(Sound):
+    def setup(self) -> None:
+        super().setup()
+        self.optimizer = self.build_optimizer(list(self.trainable.values())[1:])
+
+
 class AsksForLabels(Sound):
     def adapt(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         return super().adapt(images)
@@ -85,6 +128,43 @@ class KeepsStateOutside(Sound):
         return super().adapt(images) + COUNT[0]
 
 
+class KeepsItsMomentumOverAReset(Sound):
+    def reset(self) -> None:
+        momentum = self.optimizer.state_dict()
+        super().reset()
+        self.optimizer.load_state_dict(momentum)
+
+
+class KeepsItsMemoryOverAReset(Sound):
+    def setup(self) -> None:
+        super().setup()
+        self.seen = 0
+
+    def adapt(self, images: Tensor) -> Tensor:
+        self.seen += len(images)
+        return super().adapt(images) + 1e-3 * self.seen
+
+    def reset(self) -> None:
+        seen = self.seen
+        super().reset()
+        self.seen = seen
+
+
+class SavesNoMemory(Sound):
+    """Counts, and leaves its counter out of what is saved."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.seen = 0
+
+    def adapt(self, images: Tensor) -> Tensor:
+        self.seen += 1
+        return super().adapt(images) * self.seen
+
+    def state_dict(self) -> Any:
+        return super().state_dict() | {"seen": {"kind": "value", "value": 0}}
+
+
 class DividesByTheBatchMinusOne(Sound):
     def adapt(self, images: Tensor) -> Tensor:
         return super().adapt(images) / (len(images) - 1)
@@ -96,6 +176,22 @@ class StepsUnguarded(Sound):
         self.backward(softmax_entropy(logits).mean(), guard=False)
         self.optimizer_step(guard=False)
         return logits
+
+
+class DividesByTheSpreadOfTheBatch(Sound):
+    """Finite on any batch with two images that differ."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        logits = self.model(images)
+        spread = images.std((0, 2, 3), correction=0).min()
+        self.backward(softmax_entropy(logits).mean() / spread, guard=False)
+        self.optimizer_step(guard=False)
+        return logits
+
+
+class SkipsWithoutCounting(Sound):
+    def skip_update(self) -> None:
+        self.optimizer_zero_grad()
 
 
 class MovesWithoutALearningRate(Sound):
@@ -117,6 +213,27 @@ class ForwardsTwice(Sound):
         return super().adapt(images)
 
 
+class BackwardsTwice(Sound):
+    def adapt(self, images: Tensor) -> Tensor:
+        super().adapt(images)
+        return super().adapt(images)
+
+
+class DrawsFromNumpy(Sound):
+    def adapt(self, images: Tensor) -> Tensor:
+        return super().adapt(images) + float(np.random.rand())
+
+
+class UnderflowsInHalfPrecision(Sound):
+    """An epsilon that is zero in half precision, as of a normalised vector."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        logits = super().adapt(images)
+        flat = images.half().flatten(1) if self.precision == "float16" else images.flatten(1)
+        scale = flat.norm(dim=1, keepdim=True).clamp_min(1e-12).to(flat.dtype)
+        return logits + (flat / scale).sum(1, keepdim=True)
+
+
 class RoundsToSingle(Sound):
     def adapt(self, images: Tensor) -> Tensor:
         return super().adapt(images).float()
@@ -124,15 +241,29 @@ class RoundsToSingle(Sound):
 
 FAULTS: dict[type[Method], str] = {
     ChangesTheHead: "only_declared_tensors_change",
+    ChangesAFrozenWeightLate: "only_declared_tensors_change",
+    PreparesByChangingAFrozenWeight: "only_declared_tensors_change",
+    OptimisesMoreThanItDeclares: "only_declared_tensors_change",
+    AsksForGradientsOfTheWholeNetwork: "only_declared_tensors_change",
+    ChangesTheNormalisation: "only_declared_tensors_change",
+    DeclaresMoreThanItTrains: "every_declared_tensor_changes",
     ScoresAfterTheUpdate: "scored_logits",
     AsksForLabels: "labels_never_reach_it",
     ReadsSourceLabels: "labels_never_reach_it",
+    KeepsItsMomentumOverAReset: "reset_restores_every_bit",
+    KeepsItsMemoryOverAReset: "reset_restores_every_bit",
     KeepsStateOutside: "resume_is_bit_same",
+    SavesNoMemory: "resume_is_bit_same",
     DividesByTheBatchMinusOne: "small_batches",
+    DividesByTheSpreadOfTheBatch: "constant_images",
     StepsUnguarded: "nan_images",
+    SkipsWithoutCounting: "nan_images",
     MovesWithoutALearningRate: "learning_rate_zero_is_source",
     DependsOnThePlace: "permutation",
     ForwardsTwice: "declared_passes",
+    BackwardsTwice: "declared_passes",
+    DrawsFromNumpy: "same_seed_same_bits",
+    UnderflowsInHalfPrecision: "precisions",
     RoundsToSingle: "precisions",
 }
 
@@ -148,14 +279,19 @@ def test_a_sound_method_passes(register: Callable[[type[Method]], None]) -> None
     assert [o for o in check_method("sound") if not o.passed] == []
 
 
+def test_every_check_is_there_for_a_fault() -> None:
+    assert set(FAULTS.values()) == set(CHECKS)
+
+
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
 def test_a_fault_is_caught_by_its_check(
-    kind: type[Method], register: Callable[[type[Method]], None]
+    kind: type[Method], register: Callable[[type[Method]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(kind)
     COUNT[0] = 0
-    failed = {o.check for o in check_method("faulty") if not o.passed}
-    assert FAULTS[kind] in failed
+    monkeypatch.setattr("ctta_bench.testing.CHECKS", {FAULTS[kind]: CHECKS[FAULTS[kind]]})
+    (outcome,) = check_method("faulty")
+    assert not outcome.passed
 
 
 def test_an_exempt_check_is_not_run_and_its_reason_is_told(

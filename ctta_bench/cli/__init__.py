@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from ctta_bench import __version__
-from ctta_bench.cli import authoring, data, listing, reporting, running
+from ctta_bench.cli import (
+    authoring,
+    data,
+    listing,
+    looking,
+    models,
+    reading,
+    reporting,
+    running,
+    training,
+)
 from ctta_bench.cli.shared import State
 
 app = typer.Typer(
@@ -22,16 +32,29 @@ new_app = typer.Typer(no_args_is_help=True, help="Skeletons to start from.")
 data_app = typer.Typer(no_args_is_help=True, help="The data of a benchmark.")
 app.add_typer(data_app, name="data")
 app.add_typer(new_app, name="new")
+models_app = typer.Typer(no_args_is_help=True, help="Source models: their weights and facts.")
+app.add_typer(models_app, name="models")
 
 app.command("list")(listing.list_entries)
 app.command()(running.run)
 app.command()(running.grid)
 app.command()(running.status)
 app.command()(reporting.report)
+app.command()(looking.geometry)
+app.command()(looking.attention)
+app.command()(models.export)
 app.command()(authoring.check)
 app.command()(authoring.parity)
 new_app.command("method")(authoring.new_method)
-data_app.command("check")(data.data_check)
+data_app.command("list")(data.data_list)
+data_app.command("download")(data.data_download)
+data_app.command("make")(data.data_make)
+data_app.command("verify")(data.data_verify)
+data_app.command("check")(reading.data_check)
+data_app.command("bench")(reading.data_bench)
+models_app.command("download")(training.models_download)
+models_app.command("show")(training.models_show)
+app.command("train-source")(training.train_source)
 
 
 def _version(wanted: bool) -> None:

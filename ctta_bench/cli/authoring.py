@@ -1,5 +1,6 @@
 """For authors of methods: conformance, parity and a skeleton."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -73,11 +74,13 @@ def parity(
     wanted = registry.METHODS.find(method).name if method else None
     verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
     if as_json:
-        print_json([asdict(v) for v in verdicts])
+        print_json([asdict(v) | {"verdict": v.words} for v in verdicts])
     else:
         from ctta_bench.console import parity_table
 
         printer().print(parity_table(verdicts))
+        counts = Counter(v.words for v in verdicts)
+        typer.echo(", ".join(f"{count} {words}" for words, count in counts.items()))
     if any(v.agrees is False for v in verdicts):
         raise typer.Exit(1)
 

@@ -1,32 +1,213 @@
-"""The data of a benchmark."""
+"""Getting the data of a benchmark: what there is, fetching it, making it, proving it."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ctta_bench import registry
-from ctta_bench.cli.shared import DataRoot, Format, check_format, kind, print_json
-from ctta_bench.errors import DataError
+from ctta_bench.cli.bars import StepBar
+from ctta_bench.cli.shared import (
+    DataRoot,
+    Format,
+    Quiet,
+    check_format,
+    kind,
+    print_json,
+    printer,
+)
+from ctta_bench.errors import ConfigError, DataError
 
 
 @kind
-def data_check(
-    benchmark: Annotated[str, typer.Argument(help="A benchmark.")],
-    data_root: DataRoot = None,
-    format: Format = "text",
-) -> None:
-    """Tell whether a benchmark's data is there and whole.
+def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
+    """Show which data sets are known, how one gets them, and which of them are there.
 
-    Example: `ctta-bench data check image_folder --data-root ~/photos`
+    Example: `ctta-bench data list --data-root /data`
     """
     as_json = check_format(format)
-    entry = registry.BENCHMARKS.get(benchmark)
-    checked = entry(None, data_root)
-    problems = checked.problems()
-    domains = [] if problems else list(checked.domain_names())
+    from ctta_bench.console import plain_table
+    from ctta_bench.datasets.known import known_data
+    from ctta_bench.datasets.roots import data_root as resolve
+
+    root = resolve(data_root)
+    rows = known_data(root)
     if as_json:
-        print_json({"benchmark": checked.name, "problems": problems, "domains": domains})
-    elif not problems:
-        typer.echo(f"{checked.name}: all there; {len(domains)} domains: {', '.join(domains)}")
-    if problems:
-        raise DataError(f"{checked.name}: " + "\n  ".join(problems))
+        print_json(rows)
+        return
+    columns = ["name", "how", "there", "title"]
+    table = plain_table(columns, [[str(row[c]) for c in columns] for row in rows])
+    printer().print(table)
+    typer.echo(f"data root: {root}")
+
+
+@kind
+def data_download(
+    benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
+    part: Annotated[
+        list[str] | None, typer.Option(help="A part, e.g. noise or source; repeatable.")
+    ] = None,
+    data_root: DataRoot = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL|DIR", help="Where the archives are instead.")
+    ] = None,
+    keep_archives: Annotated[
+        bool, typer.Option("--keep-archives", help="Keep them in ROOT/downloads.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a benchmark's data, check it, and unpack it; cut off, the same command goes on.
+
+    Example: `ctta-bench data download cifar10_c --data-root /data`
+    """
+    from ctta_bench.datasets.fetch import Remote
+    from ctta_bench.datasets.known import embedded_or_own
+    from ctta_bench.datasets.obtain import obtain
+    from ctta_bench.datasets.roots import data_root as resolve
+    from ctta_bench.datasets.sources import by_hand_sentence, find_source
+
+    root = resolve(data_root)
+    if (sentence := embedded_or_own(benchmark)) is not None:
+        typer.echo(sentence)
+        return
+    source = find_source(benchmark)
+    if source.by_hand is not None:
+        raise DataError(by_hand_sentence(benchmark, root))
+    for archive in source.chosen(tuple(part or ())):
+        place = ", ".join(str(root / archive.into / name) for name in archive.provides)
+        if not quiet:
+            where = mirror or Remote(archive.url).host
+            typer.echo(f"{archive.file} from {where}: {archive.what_is_checked}")
+        with StepBar(quiet=quiet) as bar:
+            was_done = obtain(
+                archive, root, mirror=mirror, keep_archive=keep_archives, report=bar.bytes
+            )
+        if not quiet:
+            typer.echo(f"{'unpacked' if was_done else 'there already'}: {place}")
+
+
+@kind
+def data_make(
+    benchmark: Annotated[
+        str | None, typer.Argument(help="cifar10_c, cifar100_c, imagenet_c or image_folder.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Rehearsal of cifar10_c, cifar100_c or imagenet_c instead."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Clean images: folder CLASS/IMAGE, .npz or .npy.")
+    ] = None,
+    data_root: DataRoot = None,
+    corruption: Annotated[
+        list[str] | None, typer.Option(help="Instead of the fifteen; repeatable.")
+    ] = None,
+    hold_out: Annotated[
+        bool, typer.Option("--hold-out", help="The four hold-out corruptions too.")
+    ] = False,
+    severity: Annotated[
+        list[int] | None, typer.Option(help="Instead of all five; repeatable.")
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(help="cifar (made for 32 pixels) or imagenet (for 224).")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the corruptions.")] = 0,
+    images: Annotated[
+        int | None, typer.Option(help="Images a corruption of a rehearsal; 10.")
+    ] = None,
+    with_model: Annotated[
+        bool, typer.Option("--with-model", help="Of a rehearsal: weights of its ViT-B/16 too.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: all cores.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a corrupted set from clean images, or a rehearsal of a benchmark from embedded ones.
+
+    Examples: `ctta-bench data make cifar10_c --source photos --data-root data` and
+    `ctta-bench data make --layout imagenet_c --data-root rehearsal`
+    """
+    from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
+    from ctta_bench.datasets.rehearsal import IMAGES, rehearse
+    from ctta_bench.datasets.rehearsal_model import write_rehearsal_model
+    from ctta_bench.datasets.roots import data_root as resolve
+    from ctta_bench.datasets.self_made import Wish, make_benchmark
+
+    if (benchmark is None) == (layout is None):
+        raise ConfigError("data make: name either a benchmark or --layout (a rehearsal).")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: name 1 or more.")
+    processes = workers or _cores()
+    root = resolve(data_root)
+    if layout is not None:
+        if source or corruption or hold_out or severity or parameters or size or seed:
+            raise ConfigError(
+                "data make --layout: takes --data-root, --images, --with-model and --workers "
+                "alone; all else of a rehearsal is as published."
+            )
+        with StepBar(quiet=quiet) as bar:
+            folders = rehearse(
+                layout,
+                root,
+                images=IMAGES if images is None else images,
+                workers=processes,
+                report=bar.counted("corrupting images"),
+            )
+            if with_model:
+                bar.named("fitting the head of ViT-B/16, some minutes on a CPU")
+                folders.append(write_rehearsal_model(layout, root))
+        for folder in folders:
+            typer.echo(f"rehearsal: {folder}")
+        return
+    if images is not None or with_model:
+        raise ConfigError("--images, --with-model: are for rehearsals (--layout) alone.")
+    assert benchmark is not None
+    names = tuple(corruption or CORRUPTIONS) + (HOLD_OUT if hold_out else ())
+    wish = Wish(source, names, tuple(severity or ()), parameters, size, seed)
+    with StepBar(quiet=quiet) as bar:
+        folder, made = make_benchmark(
+            benchmark, root, wish, workers=processes, report=bar.counted("corrupting images")
+        )
+    what = f"made {len(made)} parts" if made else "all was there"
+    typer.echo(f"{folder}: {what}")
+
+
+def _cores() -> int:
+    """The cores that this process may use, where the system tells."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@kind
+def data_verify(
+    benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
+    data_root: DataRoot = None,
+    quiet: Quiet = False,
+    format: Format = "text",
+) -> None:
+    """Hold the files on disk against the checksums of their publisher, or of their maker.
+
+    Example: `ctta-bench data verify cifar10_c --data-root /data`
+    """
+    as_json = check_format(format)
+    from dataclasses import asdict
+
+    from ctta_bench.console import plain_table
+    from ctta_bench.datasets.roots import data_root as resolve
+    from ctta_bench.datasets.verify import verify
+
+    with StepBar(quiet=quiet or as_json) as bar:
+        findings = verify(benchmark, resolve(data_root), report=bar.named)
+    bad = [f for f in findings if f.verdict in ("differs", "missing")]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        rows = [[f.place, f.verdict, f.against] for f in findings]
+        printer().print(plain_table(["file or folder", "verdict", "held against"], rows))
+    if bad:
+        names = ", ".join(f"{f.place} ({f.verdict})" for f in bad[:5])
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise DataError(
+            f"{benchmark}: {len(bad)} of {len(findings)} are not as they should be: {names}{more}; "
+            "move them away and get or make them again."
+        )

@@ -1,6 +1,6 @@
 """What there is: methods, benchmarks, models, experiments."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,30 +19,41 @@ from ctta_bench.errors import ConfigError
 
 @kind
 def list_entries(
-    what: Annotated[str, typer.Argument(help="methods, benchmarks, models or experiments.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, benchmarks, settings, models or experiments.")
+    ],
     plugin: Plugin = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Hyper-parameters and presets of methods.")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="With methods: what each would update in this model.")
+    ] = None,
     format: Format = "text",
 ) -> None:
     """Show what there is.
 
-    Example: `ctta-bench list methods`
+    Example: `ctta-bench list methods --model timm:resnet50`
     """
     as_json = check_format(format)
     load_plugins(plugin)
+    if model is not None:
+        if what != "methods":
+            raise ConfigError(f"list {what} --model {model}: only methods go with a model.")
+        return list_pairs(model, verbose, as_json)
     if what == "experiments":
         from ctta_bench.config import read_yaml
         from ctta_bench.experiment import experiment_files
 
         found = {n: read_yaml(f).get("title", "") for n, f in experiment_files().items()}
         rows = [{"name": n, "description": t} for n, t in found.items()]
+    elif what == "settings":
+        rows = setting_rows()
     else:
         kinds = {"methods": registry.METHODS, "benchmarks": registry.BENCHMARKS}
         kinds["models"] = registry.MODELS
         if what not in kinds:
-            raise ConfigError(f"list {what!r}: choose {', '.join(kinds)} or experiments.")
+            raise ConfigError(f"list {what!r}: choose {', '.join(kinds)}, settings or experiments.")
         rows = [
             {"name": e.name, "description": e.description, "module": e.module, **e.attributes}
             for e in kinds[what].entries().values()
@@ -58,11 +69,45 @@ def list_entries(
         return
     from ctta_bench.console import hyperparameter_tables, plain_table
 
-    columns = (
-        ["name", "source_access", "description"] if what == "methods" else ["name", "description"]
-    )
+    more = {"methods": ["source_access", "warmup_access"], "settings": ["parameters"]}
+    columns = ["name", *more.get(what, []), "description"]
     cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
     printer().print(plain_table([c.replace("_", " ") for c in columns], cells))
     for name, description in described.items():
         for table in hyperparameter_tables(name, description):
             printer().print(table)
+
+
+def setting_rows() -> list[dict[str, Any]]:
+    """The protocols a stream may follow, with their parameters' defaults and sources."""
+    from ctta_bench.settings import SETTINGS
+
+    return [
+        {
+            "name": name,
+            "parameters": " ".join(
+                k if v is None else f"{k}={v:g}" for k, v in setting.parameters.items()
+            ),
+            "description": setting.definition,
+            "source": setting.source,
+        }
+        for name, setting in SETTINGS.items()
+    ]
+
+
+def list_pairs(model: str, verbose: bool, as_json: bool) -> None:
+    """What every method would update in a model, or why it cannot serve it."""
+    from dataclasses import asdict
+
+    from ctta_bench.pairing import pairs
+
+    found = list(pairs(model, registry.METHODS.names()))
+    if as_json:
+        print_json([asdict(pair) | {"parameters": pair.parameters} for pair in found])
+        return
+    from ctta_bench.console import pair_table
+
+    printer().print(pair_table(found))
+    for pair in found:
+        if verbose and pair.trainable:
+            typer.echo(f"\n{pair.method}: {', '.join(pair.trainable)}")

@@ -1,7 +1,7 @@
 """Tables, figures and the page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ def report(
     as_json = check_format(format)
     from ctta_bench.analysis.report import write_report
 
-    files = write_report(directory, out)
+    files = write_report(directory, out, _draw_attention)
     if as_json:
         tables = [
             {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
@@ -39,3 +39,10 @@ def report(
     for folder, reason in files.left_out:
         error_printer().print(f"left out: {folder}: {reason}", markup=False, soft_wrap=True)
     typer.echo(f"page: {files.page.resolve()}")
+
+
+def _draw_attention(runs: Any, folder: Path) -> Any:
+    """Attention figures of a report; torch is loaded where a run kept its models, not before."""
+    from ctta_bench.viewing import draw_attention
+
+    return draw_attention(runs, folder)

@@ -7,14 +7,17 @@ import typer
 from rich.console import Console
 
 from ctta_bench.cli.shared import (
+    CacheDecoded,
     DataRoot,
     Device,
     Force,
     Format,
+    KeepModels,
     Log,
     Plugin,
     Quiet,
     Set,
+    Workers,
     check_format,
     error_printer,
     kind,
@@ -36,18 +39,30 @@ def run(
     model: Annotated[str | None, typer.Option(help="A model, or timm:NAME.TAG.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File of weights for the model.")] = None,
     preprocessing: Annotated[str, typer.Option(help="true or lineage (raw [0,1]).")] = "true",
+    input_size: Annotated[
+        str | None, typer.Option(help="The network's input, PIXELS or HEIGHTxWIDTH; as recorded.")
+    ] = None,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, float64.")
     ] = "float32",
+    setting: Annotated[
+        str | None, typer.Option(help="The stream's protocol (`ctta-bench list settings`).")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Times the sequence is seen.")] = None,
     window: Annotated[int, typer.Option(help="Images a window of single-sample streams.")] = 0,
+    adapt: Annotated[
+        bool, typer.Option(help="Or score the model as it is before the stream, after a warm-up.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Seed of order, method and source sample.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder that takes the run's folder.")] = Path(
         "runs/single"
     ),
     data_root: DataRoot = None,
+    workers: Workers = None,
+    cache_decoded: CacheDecoded = None,
     device: Device = None,
     plugin: Plugin = None,
+    keep_models: KeepModels = None,
     log: Log = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -64,6 +79,8 @@ def run(
     check_writable(out)
     load_plugins(plugin)
     overrides = parse_assignments(set or ())
+    if setting is not None:
+        overrides["benchmark.setting"] = setting
     if rounds is not None:
         overrides["benchmark.rounds"] = rounds
     values = {
@@ -74,15 +91,20 @@ def run(
         "model": model,
         "weights": weights,
         "preprocessing": preprocessing,
+        "input_size": input_size,
         "precision": precision,
         "window": window,
+        "adapt": adapt,
         "seed": seed,
         "data_root": data_root,
+        "workers": workers,
+        "cache_decoded": cache_decoded,
         "experiment": out.resolve().name,
+        "keep_models": keep_models or "none",
     }
     cell = resolve(validate(CellRequest, values, "run"))
     folder = RunFolder(out / cell.id)
-    from ctta_bench.console import result_table
+    from ctta_bench.console import model_line, result_table, updates_line
     from ctta_bench.engine import run_cell
     from ctta_bench.environment import default_device
 
@@ -101,16 +123,24 @@ def run(
         printer().print("already done: nothing was run (use --force to run it again).")
     typer.echo(cell.id)
     printer().print(result_table(result))
+    printer().print(model_line(cell.record, result), highlight=False)
+    printer().print(updates_line(result), highlight=False)
     printer().print(f"results in {folder.path}", soft_wrap=True, highlight=False)
 
 
-def cell_loggers(names: list[str] | None, quiet: bool, cell: str, out_of: str = "") -> list[Any]:
+def cell_loggers(
+    names: list[str] | None,
+    quiet: bool,
+    cell: str,
+    out_of: str = "",
+    noted: list[str] | None = None,
+) -> list[Any]:
     """The loggers of one cell: those asked for, and the progress line on stderr."""
     from ctta_bench.console import ConsoleProgress
     from ctta_bench.loggers import make_loggers
 
     console = Console(stderr=True, quiet=quiet)
-    return [*make_loggers(tuple(names or ())), ConsoleProgress(console, cell, out_of)]
+    return [*make_loggers(tuple(names or ())), ConsoleProgress(console, cell, out_of, noted)]
 
 
 @kind
@@ -120,14 +150,18 @@ def grid(
         list[str] | None, typer.Option(help="Instead of the file's; repeatable.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = "",
+    preset: Annotated[str | None, typer.Option(help="Instead of the file's presets.")] = None,
     set: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None,
     data_root: DataRoot = None,
+    workers: Workers = None,
+    cache_decoded: CacheDecoded = None,
     executor: Annotated[
         str, typer.Option(help="local: one after another, in this process.")
     ] = "local",
     device: Device = None,
     plugin: Plugin = None,
+    keep_models: KeepModels = None,
     log: Log = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
     force: Force = False,
@@ -153,28 +187,38 @@ def grid(
         described,
         benchmarks=tuple(benchmark or ()),
         seeds=_seeds(seeds),
+        preset=preset,
         overrides=parse_assignments(set or ()),
         data_root=data_root,
+        workers=workers,
+        cache_decoded=cache_decoded,
+        keep_models=keep_models,
     )
+    from ctta_bench.launch import run_grid, schedule
+
+    steps = schedule(cells)
     if dry_run:
-        for cell in cells:
-            typer.echo(cell.id)
+        for step in steps:
+            typer.echo(step.id)
         return
     from ctta_bench.environment import default_device
-    from ctta_bench.launch import run_grid
 
     console = Console(stderr=True, quiet=quiet)
-    tell, number = count_lines(console, len(cells)), {c.id: i for i, c in enumerate(cells)}
+    noted: list[str] = []  # over all cells
+    tell, number = count_lines(console, len(steps)), {s.id: i for i, s in enumerate(steps)}
     outcome = run_grid(
         cells,
         directory,
         device=device or default_device(),
         force=force,
-        make_loggers=lambda c: cell_loggers(log, quiet, c.id, f"{number[c.id] + 1}/{len(cells)} "),
-        on_cell=lambda i, c, state: tell(i, c.id, state),
+        make_loggers=lambda s: cell_loggers(
+            log, quiet, s.id, f"{number[s.id] + 1}/{len(steps)} ", noted
+        ),
+        on_step=lambda i, step, state: tell(i, step.id, state),
     )
+    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
     typer.echo(
-        f"{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
+        f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
         f"{len(outcome.failed)} failed; tables and figures: ctta-bench report {directory}"
     )
     for cell_id, reason in outcome.failed.items():

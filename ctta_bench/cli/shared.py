@@ -27,10 +27,24 @@ Format = Annotated[str, typer.Option("--format", help="text or json.", metavar="
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--data-root", envvar="CTTA_BENCH_DATA", help="Folder of data sets and caches."),
+    typer.Option(
+        "--data-root", "--root", envvar="CTTA_BENCH_DATA", help="Folder of data sets and caches."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes that load images ahead; 0: this one; default: as cores allow."),
+]
+CacheDecoded = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep decoded images there; later runs read them at once."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Run again what is done.")]
+KeepModels = Annotated[
+    str | None,
+    typer.Option(help="Adapted networks to leave in the run folder: none, last or domains."),
+]
 Log = Annotated[list[str] | None, typer.Option("--log", help="Further logger: tensorboard.")]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctta_bench.hog import oriented_gradients, patch_targets
 from ctta_bench.methods.official import (
     Case,
     Recorded,
@@ -13,7 +14,6 @@ from ctta_bench.methods.official import (
     Translation,
     optimizer,
 )
-from ctta_bench.registry import METHODS
 
 
 def official(case: Case) -> dict[str, Any]:
@@ -44,11 +44,10 @@ def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
 
 def targets(case: Case, inputs: Recorded) -> dict[str, Tensor]:
     """Histograms and what the masked patches are to give."""
-    cmae = METHODS.get("cmae")
-    histograms = cmae.hog(inputs["images"], case["hyper_parameters"]["cell"])
+    histograms = oriented_gradients(inputs["images"], case["hyper_parameters"]["cell"])
     return {
         "hog": histograms,
-        "targets_of_masked_patches": cmae.patch_targets(histograms)[inputs["mask"]],
+        "targets_of_masked_patches": patch_targets(histograms)[inputs["mask"]],
     }
 
 

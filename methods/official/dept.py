@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ctta_bench.memory import neighbour_probs
 from ctta_bench.methods.official import Case, Recorded, RecordedAugmentation, Translation
+from ctta_bench.prompts import (
+    consistency_of_prompts,
+    distillation,
+    diversity_of_classes,
+    diversity_of_prompts,
+    next_centre,
+)
 from ctta_bench.registry import METHODS
 
 # Names of what learns: theirs, ours. Their heads' norms are fixed at 1.
@@ -92,27 +100,26 @@ def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
 
 def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
     """All terms, their sum and its gradients, the neighbours, and the centre after the batch."""
-    dept = METHODS.get("dept")
-    hp, stages = dept.Hyperparameters(), range(case["hyper_parameters"]["stages"])
+    hp, stages = METHODS.get("dept").Hyperparameters(), range(case["hyper_parameters"]["stages"])
     learning = ["student_cls", "student_logits", *(f"student_prompt_{i}" for i in stages)]
     given = inputs | {name: inputs[name].clone().requires_grad_() for name in learning}
     students = [given[f"student_prompt_{i}"] for i in stages]
     teachers = [given[f"teacher_prompt_{i}"] for i in stages]
     bank = (given["bank_features"], given["bank_probs"], case["hyper_parameters"]["neighbours"])
-    probs = dept.neighbour_probs(given["features"], *bank)
+    probs = neighbour_probs(given["features"], *bank)
     found = {
         "cross_entropy": cross_entropy(given["student_logits"], probs.argmax(1)),
-        "dino_cls": dept.distillation(given["student_cls"], given["teacher_cls"], given["center"]),
-        "dino_prompt": dept.consistency_of_prompts(students, teachers),
-        "prompt_diversity": dept.diversity_of_prompts(students),
-        "class_diversity": dept.diversity_of_classes(given["student_logits"]),
+        "dino_cls": distillation(given["student_cls"], given["teacher_cls"], given["center"]),
+        "dino_prompt": consistency_of_prompts(students, teachers),
+        "prompt_diversity": diversity_of_prompts(students),
+        "class_diversity": diversity_of_classes(given["student_logits"]),
     }
     factors = (1, hp.cls_weight, hp.prompt_weight, hp.prompt_diversity, hp.class_diversity)
     total = sum((w * t for w, t in zip(factors, found.values(), strict=True)), torch.zeros(()))
     gradients = torch.autograd.grad(total, [given[name] for name in learning])
     found = {name: term.detach().reshape(1) for name, term in (found | {"total": total}).items()}
     found |= {f"grad_{name}": g for name, g in zip(learning, gradients, strict=True)}
-    centre = dept.next_centre(given["center"], given["teacher_cls"], summed=True)
+    centre = next_centre(given["center"], given["teacher_cls"], summed=True)
     labels = {"neighbour_probs": probs, "pseudo_labels": probs.argmax(1)}
     return found | labels | {"center_after": centre}
 

@@ -40,6 +40,7 @@ def write_cell(
     shuffle_errors: bool = False,
     counters: Mapping[str, int] | None = None,
     env: Mapping[str, Any] | None = None,
+    cost: Mapping[str, float] | None = None,
 ) -> Path:
     """Write one cell; `rates` gives the error rate in [0, 1] per domain, for one or more rounds.
 
@@ -167,6 +168,7 @@ def write_cell(
             "seconds": 41.0,
             "images_per_second": 731.0,
             "peak_memory_mb": 512.0,
+            **(cost or {}),
         },
         "order_sha256": f"order of seed {seed}",
         "model_sha256": sha,

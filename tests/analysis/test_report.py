@@ -37,7 +37,7 @@ def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
     assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv"}
     assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
-    assert len(report.table_files) == 2 * 3
+    assert len(report.table_files) == 3 * 3
     assert len(report.figure_files) == 2 * 3
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]

@@ -181,13 +181,24 @@ def test_glass_blur_equals_that_of_the_independent_package(
     np.testing.assert_array_equal(made, oracle(image, "glass_blur", severity, seed=seed))
 
 
-def test_impulse_noise_has_the_moments_of_the_independent_package(oracle, large_photograph):
-    ours, theirs = both(oracle, large_photograph, "impulse_noise")  # other random numbers
-    changes = [levels_apart(made, large_photograph).mean(axis=(1, 2, 3)) for made in (ours, theirs)]
-    # Theirs ignores every seed. At severity 1 some 4,500 values change: a share has a deviation of
-    # 1.5 %, the difference of two 2.1 %; four of these.
-    np.testing.assert_allclose(*changes, rtol=0.085)
-    np.testing.assert_allclose(ours.std(axis=(1, 2)), theirs.std(axis=(1, 2)), rtol=0.02)
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_impulse_noise_has_the_moments_of_the_independent_package(
+    severity, oracle, large_photograph
+):
+    # Other random numbers, and theirs ignores every seed. Over one image the mean change had a
+    # standard deviation of 1.9 % at severity 1 and less above (measured on 160 images): over the
+    # means of 16 and their difference it is 0.7 %, so that 3 % is more than four of them.
+    options = {"parameters": "imagenet", "seed": 0}
+    ours = np.stack(
+        [
+            corrupt(large_photograph, "impulse_noise", severity, index=i, **options)
+            for i in range(16)
+        ]
+    )
+    theirs = np.stack([oracle(large_photograph, "impulse_noise", severity) for _ in range(16)])
+    changes = [levels_apart(made, large_photograph).mean() for made in (ours, theirs)]
+    np.testing.assert_allclose(*changes, rtol=0.03)
+    np.testing.assert_allclose(ours.std(axis=(0, 1, 2)), theirs.std(axis=(0, 1, 2)), rtol=0.01)
 
 
 def test_full_size_frost_comes_from_the_installed_package(oracle, large_photograph, monkeypatch):
@@ -307,7 +318,14 @@ def test_stored_images_are_of_this_version(golden):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     ("height", "width", "parameters"),
-    [(32, 32, "cifar"), (64, 48, "cifar"), (48, 64, "imagenet"), (224, 224, "imagenet")],
+    [
+        (32, 32, "cifar"),
+        (64, 48, "cifar"),
+        (37, 53, "cifar"),
+        (48, 64, "imagenet"),
+        (53, 37, "imagenet"),
+        (224, 224, "imagenet"),
+    ],
 )
 def test_every_severity_changes_an_image_of_any_size(
     name, height, width, parameters, photograph, frost_originals
@@ -358,13 +376,21 @@ def test_the_smallest_flat_images_pass_without_a_warning(name, parameters, grey,
     assert every_severity(image, name, parameters=parameters).shape == (5, 8, 8, 3)
 
 
+QUICK_ON_LARGE = ("brightness", "contrast", "frost", "pixelate", "jpeg_compression")
+
+
 @pytest.mark.parametrize(
-    "name", ["brightness", "contrast", "frost", "pixelate", "jpeg_compression"]
+    "name",
+    [
+        *QUICK_ON_LARGE,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n not in QUICK_ON_LARGE),
+    ],
 )
 def test_a_full_hd_frame_is_corrupted(name, photograph):
     frame = cv2.resize(photograph, (1920, 1080))
     made = corrupt(frame, name, 3, seed=0, index=0)
     assert made.shape == (1080, 1920, 3)
+    assert made.dtype == np.uint8
     assert (made != frame).any()
 
 

@@ -18,10 +18,10 @@ pictures = toy.pictures
 NETWORKS = {"norm": "toy_cnn"}
 
 
-def source_images(dtype: torch.dtype = torch.float32) -> SourceData:
-    """The toy benchmark's source set without labels."""
+def source_images(dtype: torch.dtype = torch.float32, *, labelled: bool = False) -> SourceData:
+    """The toy benchmark's source set, without labels unless they are asked for."""
     cpu = torch.device("cpu")
-    return SourceData(toy.Toy().source(), labelled=False, seed=0, device=cpu, dtype=dtype)
+    return SourceData(toy.Toy().source(), labelled=labelled, seed=0, device=cpu, dtype=dtype)
 
 
 def make(
@@ -32,7 +32,8 @@ def make(
     base = {k: arguments.pop(k) for k in ("seed", "precision", "window") if k in arguments}
     model = SourceModel(getattr(toy, network)(), name=network).to(dtype)
     method = kind(model, kind.Hyperparameters(**arguments), **base)
-    method.start(source_images(dtype) if method.source_access != "none" else None)
+    access = method.source_access
+    method.start(source_images(dtype, labelled=access == "labelled") if access != "none" else None)
     return method
 
 

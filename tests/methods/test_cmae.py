@@ -10,16 +10,17 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from ctta_bench import teaching
 from ctta_bench.errors import MethodError
+from ctta_bench.hog import oriented_gradients, patch_targets
 from ctta_bench.method import Method
-from ctta_bench.methods import cmae as module
 from ctta_bench.model import SourceModel
 from ctta_bench.parity import collect, play
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, plain, snapshot, source_images, tensors
 
 CMAE = METHODS.get("cmae")
-hog, patch_targets = CMAE.hog, CMAE.patch_targets
+hog = oriented_gradients
 SGD = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.0}
 SMALL = {"views": 2, **SGD}
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}
@@ -210,7 +211,7 @@ def test_other_scores_compare_logits_or_all_channels(score: str, values: int) ->
 def test_views_that_pass_together_have_the_same_variance(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IMAGES_PER_PASS", together)
+    monkeypatch.setattr(teaching, "IMAGES_PER_PASS", together)
     method = build("cmae", views=5, **DOUBLE)
     shades = iter((0.9, 0.8, 0.7, 0.6, 0.5))
     method.augment = lambda images, size: images * next(shades)
@@ -369,7 +370,7 @@ def test_the_restored_student_teaches_the_next_batch() -> None:
     beside = {name: parameter.clone() for name, parameter in method.beside.items()}
     for images in pictures(24).split(8):
         torch.testing.assert_close(method(images), source(images), atol=1e-5, rtol=0)
-    assert all(torch.equal(p, s) for p, s in zip(method.weights, method.source, strict=True))
+    assert all(torch.equal(p, s) for p, s in zip(method.restored, method.source, strict=True))
     assert all(not torch.equal(beside[name], p) for name, p in method.beside.items())
 
 
@@ -381,7 +382,7 @@ def test_a_restoration_takes_its_share_of_the_networks_scalars(probability: floa
             parameter += 1
     beside = plain(method.beside)
     method.restore()
-    pairs = list(zip(method.weights, method.source, strict=True))
+    pairs = list(zip(method.restored, method.source, strict=True))
     count = sum(p.numel() for p, _ in pairs)
     restored = sum(int((p == s).sum()) for p, s in pairs)
     deviation = math.sqrt(count * probability * (1 - probability))
@@ -431,7 +432,7 @@ def test_a_batch_costs_twelve_forward_passes_and_one_back() -> None:
 def test_without_warm_up_no_source_data_are_read() -> None:
     method = build("cmae")
     assert method.source_access == "none"
-    assert METHODS.get("cmae").source_access == "unlabelled"
+    assert METHODS.get("cmae").warmup_access == "unlabelled"
 
 
 def test_the_warm_up_teaches_projection_and_mask_token_on_the_source_alone() -> None:

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from ctta_bench import teaching
 from ctta_bench.errors import MethodError
 from ctta_bench.method import soft_cross_entropy, softmax_entropy
 from ctta_bench.methods import cotta as module
@@ -232,7 +233,7 @@ def test_with_views_the_mean_of_their_logits_is_scored(network: str) -> None:
 def test_views_that_pass_together_give_the_same_mean(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IMAGES_PER_PASS", together)
+    monkeypatch.setattr(teaching, "IMAGES_PER_PASS", together)
     method = build("cotta", views=5, **DOUBLE)
     shades = iter((0.9, 0.8, 0.7, 0.6, 0.5))
     method.augment = lambda images, size: images * next(shades)

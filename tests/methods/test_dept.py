@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ctta_bench import image_views, memory
+from ctta_bench import prompts as prompt_losses
 from ctta_bench.errors import MethodError
-from ctta_bench.methods import dept as module
+from ctta_bench.methods import dept
 from ctta_bench.model import SourceModel
 from ctta_bench.parity import Play, collect, play
 from ctta_bench.registry import METHODS
@@ -68,7 +70,7 @@ def official() -> tuple[Play, dict[str, list[Any]]]:
     original = DEPT.adapt
     with pytest.MonkeyPatch.context() as patch:
         for theirs, ours in TERMS.items():
-            patch.setattr(DEPT, ours, staticmethod(noting(theirs, getattr(DEPT, ours))))
+            patch.setattr(dept, ours, noting(theirs, getattr(dept, ours)))
         patch.setattr(DEPT, "pseudo_labels", noting("pseudo_labels", DEPT.pseudo_labels))
         patch.setattr(DEPT, "adapt", adapt)
         return play(GOLDEN["dept_official"], torch.float64), noted
@@ -210,36 +212,42 @@ def test_stages_that_do_not_divide_the_blocks_are_refused() -> None:
 
 
 def test_weights_of_the_stages_sum_to_one_and_grow() -> None:
-    weights = module.stage_weights(torch.zeros(()).double(), 4)
+    weights = prompt_losses.stage_weights(torch.zeros(()).double(), 4)
     assert weights.tolist() == pytest.approx([0.0321, 0.0871, 0.2369, 0.6439], abs=5e-5)
     assert weights.sum().item() == pytest.approx(1)
 
 
 def test_equal_prompts_are_consistent_and_opposite_ones_are_two_apart() -> None:
     prompts = [some(3, 4, 6, seed=i) for i in range(3)]
-    assert DEPT.consistency_of_prompts(prompts, prompts).item() == pytest.approx(0, abs=1e-6)
-    opposite = DEPT.consistency_of_prompts(prompts, [-p for p in prompts])
+    assert prompt_losses.consistency_of_prompts(prompts, prompts).item() == pytest.approx(
+        0, abs=1e-6
+    )
+    opposite = prompt_losses.consistency_of_prompts(prompts, [-p for p in prompts])
     assert opposite.item() == pytest.approx(2)
 
 
 def test_diversity_of_prompts_counts_each_pair_of_an_image() -> None:
     # Two opposite prompts: of 2 x 2 pairs two are 2 apart.
     opposite = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
-    assert DEPT.diversity_of_prompts([opposite, opposite]).item() == pytest.approx(-1)
-    assert -2 <= DEPT.diversity_of_prompts([some(3, 4, 6)]).item() <= 0
-    assert DEPT.diversity_of_prompts([torch.ones(2, 4, 6)]).item() == pytest.approx(0, abs=1e-6)
+    assert prompt_losses.diversity_of_prompts([opposite, opposite]).item() == pytest.approx(-1)
+    assert -2 <= prompt_losses.diversity_of_prompts([some(3, 4, 6)]).item() <= 0
+    assert prompt_losses.diversity_of_prompts([torch.ones(2, 4, 6)]).item() == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_diversity_of_classes_is_least_for_a_uniform_mean() -> None:
     logits = 50 * torch.eye(10).double()  # every class once
-    assert DEPT.diversity_of_classes(logits).item() == pytest.approx(-math.log(10), rel=1e-6)
-    assert DEPT.diversity_of_classes(logits[:1]).item() == pytest.approx(0, abs=1e-6)
+    assert prompt_losses.diversity_of_classes(logits).item() == pytest.approx(
+        -math.log(10), rel=1e-6
+    )
+    assert prompt_losses.diversity_of_classes(logits[:1]).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(("summed", "expected"), [(False, 0.9 * 2 + 0.1 * 2), (True, 1.8 + 0.6)])
 def test_the_centre_follows_the_mean_and_officially_the_sum(summed: bool, expected: float) -> None:
     centre, outputs = torch.full((1, 4), 2.0), torch.tensor([[1.0], [2.0], [3.0]]).expand(3, 4)
-    found = DEPT.next_centre(centre, outputs, summed=summed)
+    found = prompt_losses.next_centre(centre, outputs, summed=summed)
     torch.testing.assert_close(found, torch.full((1, 4), expected))
 
 
@@ -258,12 +266,14 @@ def test_only_faithful_sums_into_the_centre(faithful: bool) -> None:
     ("size", "faithful", "calls"), [(7, False, 0), (8, False, 1), (7, True, 1)]
 )
 def test_only_faithful_spreads_the_classes_of_small_batches(
-    size: int, faithful: bool, calls: int
+    size: int, faithful: bool, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = build("dept", faithful=faithful, **FAST)
     found: list[Any] = []
-    original = method.diversity_of_classes
-    method.diversity_of_classes = lambda logits: found.append(logits) or original(logits)
+    original = dept.diversity_of_classes
+    monkeypatch.setattr(
+        dept, "diversity_of_classes", lambda logits: found.append(logits) or original(logits)
+    )
     method(pictures(size))
     assert len(found) == calls
 
@@ -287,7 +297,7 @@ def test_the_official_order_makes_one_pass_more() -> None:
 
 
 def test_the_bank_is_first_in_first_out_and_never_grows() -> None:
-    bank = module.Bank(4, 2, 3, torch.zeros(()))
+    bank = memory.Bank(4, 2, 3, torch.zeros(()))
     rows = torch.arange(6.0)[:, None]
     bank.add(rows[:3].expand(-1, 2), rows[:3].expand(-1, 3))
     assert (bank.filled, bank.pointer) == (3, 3)
@@ -297,35 +307,35 @@ def test_the_bank_is_first_in_first_out_and_never_grows() -> None:
 
 
 def test_of_a_batch_larger_than_the_bank_the_last_stay() -> None:
-    bank = module.Bank(2, 1, 1, torch.zeros(()))
+    bank = memory.Bank(2, 1, 1, torch.zeros(()))
     rows = torch.arange(5.0)[:, None]
     bank.add(rows, rows)
     assert sorted(bank.features[:, 0].tolist()) == [3, 4]
 
 
 def test_what_is_not_finite_stays_out_of_the_bank() -> None:
-    bank = module.Bank(4, 1, 1, torch.zeros(()))
+    bank = memory.Bank(4, 1, 1, torch.zeros(()))
     bank.add(torch.tensor([[1.0], [math.nan], [3.0]]), torch.tensor([[1.0], [1.0], [math.inf]]))
     assert (bank.filled, bank.features[0].item()) == (1, 1.0)
 
 
 def test_an_equal_entry_is_the_nearest_whatever_its_length() -> None:
     bank, probs = some(20, 6), torch.eye(20).double()
-    found = DEPT.neighbour_probs(3 * bank[[7, 2]], bank, probs, 1)
+    found = memory.neighbour_probs(3 * bank[[7, 2]], bank, probs, 1)
     assert found.argmax(1).tolist() == [7, 2]
 
 
 def test_fewer_entries_than_neighbours_are_all_averaged() -> None:
     probs = some(3, 5).softmax(1)
-    found = DEPT.neighbour_probs(some(2, 6), some(3, 6), probs, 10)
+    found = memory.neighbour_probs(some(2, 6), some(3, 6), probs, 10)
     torch.testing.assert_close(found, probs.mean(0).expand(2, -1))
 
 
-def test_neighbours_are_asked_once_there_are_enough() -> None:
+def test_neighbours_are_asked_once_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     method = build("dept", bank_start=12, neighbours=10, **FAST)
     asked: list[int] = []
-    original = method.neighbour_probs
-    method.neighbour_probs = lambda *a: asked.append(len(a[1])) or original(*a)
+    original = dept.neighbour_probs
+    monkeypatch.setattr(dept, "neighbour_probs", lambda *a: asked.append(len(a[1])) or original(*a))
     for images in pictures(32).split(8):
         method(images)
     assert asked == [16, 24, 32]
@@ -422,7 +432,7 @@ def test_the_rate_falls_by_half_a_cosine_if_asked() -> None:
 # -- views -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", [module.weak_view, module.strong_view])
+@pytest.mark.parametrize("view", [image_views.weak_view, image_views.strong_view])
 def test_views_are_random_per_image_and_stay_in_range(view: Any) -> None:
     images = pictures(1).expand(6, -1, -1, -1)
     torch.manual_seed(0)
@@ -433,7 +443,7 @@ def test_views_are_random_per_image_and_stay_in_range(view: Any) -> None:
     assert view(images, (24, 24)).shape == (6, 3, 24, 24)
 
 
-@pytest.mark.parametrize("view", [module.weak_view, module.strong_view])
+@pytest.mark.parametrize("view", [image_views.weak_view, image_views.strong_view])
 def test_half_precision_makes_no_coarser_views(view: Any) -> None:
     torch.manual_seed(0)
     expected = view(pictures(8))
@@ -446,7 +456,7 @@ def test_a_weak_view_is_a_crop_of_seven_eighths_half_of_them_mirrored() -> None:
     """On a ramp from left to right every crop rises, or falls if mirrored, by 7/8."""
     torch.manual_seed(0)
     ramp = ((torch.arange(64) + 0.5) / 64).expand(400, 3, 64, 64).double()
-    views = module.weak_view(ramp)
+    views = image_views.weak_view(ramp)
     slope = (views[:, 0, 0, 40] - views[:, 0, 0, 20]) / (20 / 64)
     torch.testing.assert_close(slope.abs(), torch.full((400,), 7 / 8).double(), atol=1e-9, rtol=0)
     assert 150 < int((slope < 0).sum()) < 250
@@ -456,11 +466,11 @@ def test_a_weak_view_is_a_crop_of_seven_eighths_half_of_them_mirrored() -> None:
 
 def test_a_strong_view_keeps_a_fifth_to_all_of_the_area(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[Tensor] = []
-    original = module.random_crop
+    original = image_views.random_crop
     monkeypatch.setattr(
-        module, "random_crop", lambda *a: shares.append(a[1] * a[2]) or original(*a)
+        image_views, "random_crop", lambda *a: shares.append(a[1] * a[2]) or original(*a)
     )
-    module.strong_view(torch.rand(500, 3, 16, 16))
+    image_views.strong_view(torch.rand(500, 3, 16, 16))
     # Where a side would be longer than the image's, it is cut, and so is the area.
     assert 0.19 < float(shares[0].min()) < 0.23
     assert 0.85 < float(shares[0].max()) <= 1
@@ -470,15 +480,15 @@ def test_blur_is_a_gaussian_and_leaves_the_others() -> None:
     impulse = torch.zeros(2, 3, 33, 33).double()
     impulse[..., 16, 16] = 1
     sigma = torch.tensor([1.0, 2.0]).double()
-    line = module.blurred(impulse, sigma, 1.0).sum(-2)[:, 0]
+    line = image_views.blurred(impulse, sigma, 1.0).sum(-2)[:, 0]
     places = torch.arange(-16, 17).double()
     torch.testing.assert_close(line.sum(1), torch.ones(2).double())
     torch.testing.assert_close((line * places**2).sum(1), sigma**2, atol=0.06, rtol=0)
-    assert torch.equal(module.blurred(impulse, sigma, 0.0), impulse)
+    assert torch.equal(image_views.blurred(impulse, sigma, 0.0), impulse)
 
 
 def test_grey_images_have_no_colour() -> None:
-    views = module.grey(torch.rand(2, 3, 4, 4))
+    views = image_views.grey(torch.rand(2, 3, 4, 4))
     assert torch.equal(views[:, 0], views[:, 1]) and torch.equal(views[:, 1], views[:, 2])
 
 
@@ -488,7 +498,7 @@ def test_grey_images_have_no_colour() -> None:
 def test_without_warm_up_no_source_data_are_read_and_there_are_no_heads() -> None:
     method = build("dept", **FAST)
     assert method.source_access == "none"
-    assert DEPT.source_access == "labelled"
+    assert DEPT.warmup_access == "labelled"
     assert len(method.student.heads) == 0
 
 

@@ -54,7 +54,7 @@ def test_without_weights_and_filters_it_is_tent_to_the_bit(network: str) -> None
 
 
 def test_the_margin_is_a_share_of_the_largest_entropy() -> None:
-    assert build("eta").margin == pytest.approx(0.9210, abs=5e-5)  # 0.4 ln 10
+    assert build("eta").selection.margin == pytest.approx(0.9210, abs=5e-5)  # 0.4 ln 10
 
 
 def test_reliable_images_are_weighted_by_how_sure_they_are() -> None:
@@ -77,27 +77,29 @@ def test_reliable_images_are_weighted_by_how_sure_they_are() -> None:
 def test_the_first_batch_is_not_filtered_and_starts_the_average() -> None:
     method = build("eta", margin=0.8, max_similarity=0.0)
     entropy, probabilities = predictions(method, pictures(16))
-    reliable = entropy < method.margin
+    reliable = entropy < method.selection.margin
     method(pictures(16))
-    assert method.reliable_images == method.selected_images == int(reliable.sum())
-    torch.testing.assert_close(method.average, probabilities[reliable].mean(0))
+    assert (
+        method.selection.reliable_images == method.selection.selected_images == int(reliable.sum())
+    )
+    torch.testing.assert_close(method.selection.average, probabilities[reliable].mean(0))
 
 
 def test_the_average_follows_the_kept_images_by_a_tenth() -> None:
     method = build("eta", lr=0.0, margin=1.0, max_similarity=0.6)
     method(pictures(8))
-    first = method.average
+    first = method.selection.average
     _, probabilities = predictions(method, pictures(16, seed=1))
     lengths = probabilities.norm(dim=1) * first.norm()
     kept = (probabilities @ first) / lengths < 0.6
     assert 0 < kept.sum() < 16
     method(pictures(16, seed=1))
     expected = 0.9 * first + 0.1 * probabilities[kept].mean(0)
-    torch.testing.assert_close(method.average, expected)
-    assert method.selected_images == 8 + int(kept.sum())
-    assert method.reliable_images == 24
-    assert float(method.average.sum()) == pytest.approx(1)
-    assert method.average.min() >= 0
+    torch.testing.assert_close(method.selection.average, expected)
+    assert method.selection.selected_images == 8 + int(kept.sum())
+    assert method.selection.reliable_images == 24
+    assert float(method.selection.average.sum()) == pytest.approx(1)
+    assert method.selection.average.min() >= 0
 
 
 @pytest.mark.parametrize("name", ["eta", "eata"])
@@ -105,32 +107,32 @@ def test_nothing_selected_changes_nothing_and_is_counted(name: str) -> None:
     method = build(name, **OPEN)
     for images in pictures(16).split(8):
         method(images)
-    before, average = tensors(method.model), method.average
+    before, average = tensors(method.model), method.selection.average
     moments = plain(method.optimizer.state_dict())
-    method.margin = 0.0
+    method.selection.margin = 0.0
     method(pictures(8, seed=1))
     assert changed(before, method.model) == set()
     assert plain(method.optimizer.state_dict()) == moments
-    assert method.average is average
+    assert method.selection.average is average
     assert method.counters["skipped_updates"] == 1
-    assert method.selected_images == 16
+    assert method.selection.selected_images == 16
 
 
 def test_a_skipped_update_does_not_move_the_average() -> None:
     method = build("eta", **OPEN)
     method(pictures(8))
-    average = method.average
+    average = method.selection.average
     images = pictures(8, seed=1)
     images[3] = torch.nan
     method(images)
     assert method.counters["skipped_updates"] == 1
-    assert method.average is average
+    assert method.selection.average is average
 
 
 def test_before_any_reliable_image_there_is_no_average() -> None:
     method = build("eta", margin=0.0)
     method(pictures(8))
-    assert method.average is None
+    assert method.selection.average is None
 
 
 def test_only_a_faithful_reset_keeps_the_average() -> None:
@@ -139,7 +141,7 @@ def test_only_a_faithful_reset_keeps_the_average() -> None:
         source = snapshot(method)
         method(pictures(8))
         method.reset()
-        assert (method.average is not None) == faithful
+        assert (method.selection.average is not None) == faithful
         assert plain(snapshot(method)) == plain(source)
         assert method.counters["resets"] == 1
 

@@ -95,7 +95,7 @@ def test_the_rotation_is_orthogonal_with_determinant_one(rank: int) -> None:
     vectors = method.trainable[f"{LAYER}.vectors"].detach()
     rotation = chain(torch.eye(24, dtype=torch.float64), vectors)
     ours = dict(method.directions())[f"{LAYER}.adapters.m"]
-    got = torch.linalg.lstsq(ours.direction, ours() / ours.magnitude).solution
+    got = torch.linalg.lstsq(ours.unit_neurons(), ours() / ours.magnitude).solution
     torch.testing.assert_close(got, rotation, atol=1e-10, rtol=0)
     torch.testing.assert_close(got.T @ got, torch.eye(24, dtype=torch.float64))
     assert torch.linalg.det(got).item() == pytest.approx(1)
@@ -105,7 +105,7 @@ def test_chain_compact_and_low_rank_forms_and_the_merged_layer_agree() -> None:
     method = adapted(**DOUBLE)
     layer = method.model.network.get_submodule(LAYER)
     weight = layer.adapters["m"]
-    m, u, unit = weight.magnitude.detach(), weight.vectors.detach(), weight.direction
+    m, u, unit = weight.magnitude.detach(), weight.vectors.detach(), weight.unit_neurons()
     x = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     t = torch.triu(u.T @ u, 1) + 0.5 * torch.diag((u * u).sum(0))
     low_rank = x @ unit.T - (x @ u) @ torch.linalg.inv(t).T @ (unit @ u).T
@@ -131,7 +131,7 @@ def test_rotating_the_other_side_would_change_the_angles() -> None:
     """The paper's formula, read literally, mixes neurons; the official code does not."""
     changes = []
     for _, weight in build("paid").directions():
-        start = weight.direction
+        start = weight.unit_neurons()
         u = torch.randn(len(start), 12, generator=torch.Generator().manual_seed(0))
         changes.append((cosines(chain(start.T, u).T) - cosines(start)).abs().max())
         u = torch.randn(start.shape[1], 12, generator=torch.Generator().manual_seed(0))

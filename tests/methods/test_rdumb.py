@@ -38,7 +38,9 @@ def test_after_every_interval_the_state_is_that_before_the_stream() -> None:
         method(images)
         at_source = plain(snapshot(method)) == source
         assert (
-            at_source == (method.average is None) == (method.optimizer.state_dict()["state"] == {})
+            at_source
+            == (method.selection.average is None)
+            == (method.optimizer.state_dict()["state"] == {})
         )
         resets.append(at_source)
     assert resets == [False, False, True, False, False, True, False]

@@ -67,7 +67,7 @@ def test_resets_and_the_moving_average_equal_the_official_ones(name: str) -> Non
 @pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("eata")])
 def test_selections_and_the_average_prediction_equal_the_official_ones(name: str) -> None:
     played = play(CASES[name], torch.float64)
-    ours, last = played.method, played.case["per_batch"][-1]
+    ours, last = played.method.selection, played.case["per_batch"][-1]
     assert ours.reliable_images == last["reliable_so_far"]
     assert ours.selected_images == last["reliable_and_diverse_so_far"]
     assert ours.average.tolist() == pytest.approx(last["moving_probs"], abs=1e-7)

@@ -1,0 +1,199 @@
+"""Attention rollout: which patches a vision transformer's answer draws on.
+
+Per layer the heads are fused, the smallest values discarded, the residual path added as identity
+and rows scaled to sum 1; the product over the layers is the rollout (Abnar and Zuidema 2020,
+arXiv:2005.00928; discarding and the kinds of fusion as in jacobgil/vit-explain).
+
+    A_l = (1 - ρ) fuse(heads) + ρ I,   rows scaled to 1;   rollout = A_L ... A_1
+
+Fused attention kernels never build the matrices. They are switched off while maps are taken, and
+on again whatever happens; the logits stay the same but for rounding.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ctta_bench.errors import ConfigError, MethodError
+
+Fusion = Literal["mean", "max", "min"]
+ROW_SUM_TOLERANCE = 1e-3  # half precision passes, a difference of two softmaxes does not
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How heads become one matrix. Raises ConfigError for a value out of range."""
+
+    fusion: str = "mean"
+    discard: float = 0.8
+    residual: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.fusion not in get_args(Fusion):
+            raise ConfigError(f"fusion {self.fusion!r}: choose mean, max or min.")
+        for name in ("discard", "residual"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ConfigError(f"{name} {value}: choose at least 0 and less than 1.")
+
+
+@contextlib.contextmanager
+def matrices_kept(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Within the block, each forward pass appends its attention matrices [n, heads, T, T].
+
+    In the order of the layers. Serves the attention of timm, whatever the model, and torch's
+    MultiheadAttention.
+    """
+    maps: list[Tensor] = []
+    fused = [m for m in network.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
+    before = [module.fused_attn for module in fused]
+    with contextlib.ExitStack() as undo:
+        for module in network.modules():
+            for handle in _hooks(module, maps):
+                undo.callback(handle.remove)
+        for module, was_fused in zip(fused, before, strict=True):
+            undo.callback(setattr, module, "fused_attn", was_fused)
+            module.fused_attn = False  # type: ignore[assignment]
+        yield maps
+
+
+def _hooks(module: nn.Module, maps: list[Tensor]) -> Iterator[Any]:
+    if isinstance(module, nn.MultiheadAttention):
+        wanted = {"need_weights": True, "average_attn_weights": False}
+        yield module.register_forward_pre_hook(
+            lambda _, args, kwargs: (args, kwargs | wanted), with_kwargs=True
+        )
+        yield module.register_forward_hook(lambda _, __, output: maps.append(output[1]))
+        return
+    # timm's attention passes the softmax through this layer, whose rate is 0 in evaluation.
+    dropout = getattr(module, "attn_drop", None)
+    if hasattr(module, "fused_attn") and isinstance(dropout, nn.Module):
+        heads = getattr(module, "num_heads", None)
+        yield dropout.register_forward_pre_hook(lambda _, args: _keep(args[0], heads, maps))
+
+
+def _keep(matrix: Tensor, heads: int | None, maps: list[Tensor]) -> None:
+    if heads is not None and matrix.ndim > 1 and matrix.shape[1] != heads:
+        raise MethodError(
+            f"an attention layer has {heads} heads and {matrix.shape[1]} matrices (differential "
+            "attention, for one): there is no rollout of it."
+        )
+    maps.append(matrix)
+
+
+@torch.no_grad()
+def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The attention matrices [n, heads, T, T] of every layer, and the logits [n, classes].
+
+    Raises MethodError for a network without such matrices, with windows or strides (whose tokens
+    differ from layer to layer), or whose matrices are no averages.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with matrices_kept(model) as maps:
+            logits = model(images)
+    finally:
+        model.train(training)
+    name = getattr(model, "name", type(model).__name__)
+    if not maps:
+        raise MethodError(f"{name} has no attention whose matrices could be read.")
+    if any(a.shape != maps[0].shape or a.shape[-1] != a.shape[-2] for a in maps) or len(
+        maps[0]
+    ) != len(images):
+        raise MethodError(
+            f"{name}: its layers attend over different sets of tokens (windows or strides), and "
+            "rollout needs the same ones in all; choose a plain vision transformer."
+        )
+    for matrix in maps:
+        if float((matrix.sum(-1) - 1).abs().max()) > ROW_SUM_TOLERANCE:
+            raise MethodError(
+                f"{name}: rows of its attention do not sum to 1; there is no rollout."
+            )
+    return maps, logits
+
+
+def rollout(maps: list[Tensor], settings: RolloutSettings | None = None) -> Tensor:
+    """The rollout [n, T, T] of attention matrices [n, heads, T, T]; rows sum to 1, in float64.
+
+    `discard` of a fused matrix's values, the smallest of each image, are set to 0; the first
+    token's attention to itself never is, as in the usual code.
+    """
+    settings = settings or RolloutSettings()
+    tokens = maps[0].shape[-1]
+    identity = torch.eye(tokens, dtype=torch.float64, device=maps[0].device)
+    total = identity.expand(len(maps[0]), -1, -1)
+    for matrix in maps:
+        fused = _discard(_fuse(matrix.double(), settings.fusion), settings.discard)
+        layer = (1 - settings.residual) * fused + settings.residual * identity
+        sums = layer.sum(-1, keepdim=True)
+        # Only without a residual path can a row be left empty: then a token keeps what it has.
+        layer = torch.where(sums > 0, layer / sums.clamp_min(1e-300), identity)
+        total = layer @ total
+    return total
+
+
+def _fuse(matrix: Tensor, fusion: str) -> Tensor:
+    if fusion == "mean":
+        return matrix.mean(1)
+    return matrix.amax(1) if fusion == "max" else matrix.amin(1)
+
+
+def _discard(fused: Tensor, share: float) -> Tensor:
+    flat = fused.flatten(1)
+    count = int(share * flat.shape[1])
+    smallest = flat.topk(count, largest=False).indices
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True)
+    mask[:, 0] = False
+    return flat.masked_fill(mask, 0).view_as(fused)
+
+
+def patch_maps(network: Any, rolled: Tensor) -> Tensor:
+    """Shares [n, rows, columns] of the patches in what the network's head reads; each sums to 1.
+
+    That is the class token's row where the head reads the class token, and the mean over the
+    patches' rows where it pools them. Class, distillation and register tokens have no place in the
+    picture and are left out. Raises MethodError where the patches make no grid, and where no
+    attention to a patch is left.
+    """
+    tokens = rolled.shape[-1]
+    prefix = _prefix_tokens(network)
+    rows, columns = _grid(network, tokens - prefix)
+    reads_class_token = prefix > 0 and getattr(network, "global_pool", "token") == "token"
+    queries = rolled[:, 0] if reads_class_token else rolled[:, prefix:].mean(1)
+    patches = queries[:, prefix:]
+    sums = patches.sum(-1, keepdim=True)
+    if bool((sums <= 0).any()):
+        raise MethodError(
+            "no attention to any patch is left for an image: lower `discard` (so much was set to "
+            "0 that the head reads its own token alone)."
+        )
+    return (patches / sums).view(-1, rows, columns)
+
+
+def _prefix_tokens(network: Any) -> int:
+    if hasattr(network, "num_prefix_tokens"):
+        return int(network.num_prefix_tokens)
+    return 1 if hasattr(network, "class_token") else 0
+
+
+def _grid(network: Any, patches: int) -> tuple[int, int]:
+    """The grid that the network states, if the patches fill it, or else a square."""
+    stated = getattr(getattr(network, "patch_embed", None), "grid_size", None)
+    if stated is not None and stated[0] * stated[1] == patches:
+        return int(stated[0]), int(stated[1])
+    side = round(max(patches, 0) ** 0.5)
+    if side * side != patches or not side:
+        raise MethodError(f"{patches} patches make no square grid, and the network names none.")
+    return side, side
+
+
+def spread(shares: Tensor) -> Tensor:
+    """Entropy over its maximum [n] of shares [n, rows, columns]: 0 for one patch, 1 for all."""
+    flat = shares.flatten(1)
+    maximum = torch.log(torch.tensor(float(flat.shape[1]), dtype=flat.dtype))
+    return torch.special.entr(flat).sum(1) / maximum

@@ -1,0 +1,127 @@
+"""Experiment 2 of PAID: its settings by domain on a radar, and their means as bars."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
+from ctta_bench.analysis.notes import metric_text, title
+from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR, STYLE, save_figure
+from ctta_bench.analysis.rows import SOURCE, Row, domain_names, rows, short_names
+
+MIN_DOMAINS = 3  # fewer make no polygon
+
+
+def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
+    """Source and the rows of PAID's settings with a complete mean, named in the paper's order.
+
+    Empty unless two of the settings are there. Of one setting with several hyper-parameters the
+    first row, that of the lowest mean, stands.
+    """
+    found: dict[str, Row] = {}
+    for row in rows(runs):
+        cell = row.cells.iloc[0]
+        component = component_of(row.method, str(cell["hyperparameters"]))
+        key = SOURCE if row.method == SOURCE else component
+        if key is not None and not np.isnan(row.mean):
+            found.setdefault(key, row)
+    settings = [(text, found[name]) for name, text in COMPONENTS.items() if name in found]
+    if len(settings) < 2:
+        return []
+    return [*([(SOURCE, found[SOURCE])] if SOURCE in found else []), *settings]
+
+
+def settings_figure(runs: Runs, stem: Path) -> list[Path]:
+    """Radar of the error by domain and bars of the mean, one for each of PAID's settings.
+
+    Settings that keep the angles between neurons are filled bars and solid lines, the others
+    hatched and dashed. Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing
+    for a group without two of the settings.
+    """
+    found = settings_rows(runs)
+    names = short_names(domain_names(runs))
+    if not found:
+        return []
+    has_radar = len(names) >= MIN_DOMAINS
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11 if has_radar else 6, 5), layout="constrained")
+        bars = figure.add_subplot(1, 2, 2) if has_radar else figure.subplots()
+        if has_radar:
+            radar = figure.add_subplot(1, 2, 1, projection="polar")
+            _draw_radar(radar, found, names)
+            figure.legend(
+                loc="outside lower center", ncols=3, frameon=False, fontsize=8, handlelength=4
+            )
+        _draw_means(bars, found)
+        bars.set_xlabel(f"mean {metric_text(runs)}")
+        figure.suptitle(title(runs), x=0.01, ha="left", fontsize=10)
+        drawn = pd.DataFrame(
+            [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
+            columns=["setting", *names, "mean", "std"],
+        )
+        return save_figure(figure, drawn, stem)
+
+
+def _style(name: str, row: Row, number: int) -> tuple[str, bool]:
+    """Colour of a row, and whether it keeps the angles between neurons (source does)."""
+    if name == SOURCE:
+        return SOURCE_COLOUR, True
+    component = component_of(row.method, str(row.cells["hyperparameters"].iloc[0]))
+    return COLOURS[number % len(COLOURS)], component in PAIRWISE_INVARIANT
+
+
+def _draw_radar(axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str]) -> None:
+    angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
+    closed = np.append(angles, angles[0])
+    for number, (name, row) in enumerate(found):
+        colour, keeps = _style(name, row, number - 1)
+        values = row.over(axis=1)
+        axes.plot(
+            closed,
+            np.append(values, values[0]),
+            color=colour,
+            ls=":" if name == SOURCE else "-" if keeps else (0, (5, 2)),
+            marker="" if name == SOURCE else MARKERS[number % len(MARKERS)],
+            ms=4,
+            lw=1.4,
+            label=name,
+        )
+    axes.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
+    axes.set_theta_direction(-1)  # type: ignore[attr-defined]
+    axes.set_xticks(angles, names, fontsize=8)
+    axes.tick_params(axis="x", pad=6)
+    axes.set_ylim(0, None)
+    axes.set_title("error in % by domain", fontsize=9, pad=14)
+    axes.grid(color="#DDDDDD")
+
+
+def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]]) -> None:
+    reach = max(row.mean + (0.0 if np.isnan(row.std) else row.std) for _, row in found)
+    for number, (name, row) in enumerate(found):
+        colour, keeps = _style(name, row, number - 1)
+        spread = 0.0 if np.isnan(row.std) else row.std
+        axes.barh(
+            number,
+            row.mean,
+            0.68,
+            color=colour,
+            hatch="" if keeps else "////",
+            edgecolor="white",
+            lw=0,
+        )
+        if spread:
+            axes.errorbar(
+                row.mean, number, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=3
+            )
+        axes.text(row.mean + spread + 0.015 * reach, number, f"{row.mean:.1f}", va="center")
+    axes.set_xlim(0, 1.12 * reach if reach else 1)
+    axes.set_yticks(range(len(found)), [name for name, _ in found])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_title("hatched: angles between neurons may change", fontsize=9)

@@ -1,0 +1,192 @@
+"""Curves over a swept value: a hyper-parameter in one table, or the batch size across tables."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.notes import metric_text, title
+from ctta_bench.analysis.plots import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    SOURCE_COLOUR,
+    STYLE,
+    save_figure,
+)
+from ctta_bench.analysis.rows import SOURCE, Row, rows, source_row
+
+FEWEST = 3  # values that make a curve
+WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
+BATCH_SIZE = "batch_size"
+# What must agree for cells of several batch sizes to stand in one figure.
+_FAMILY = [
+    "benchmark", "setting", "model", "model_sha256", "preprocessing", "precision", "examples",
+    "rounds", "severity", "domains", "details",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Means over a swept value.
+
+    key: what was swept. points: columns line (method and what else differs), value, mean, std (%),
+    seeds; sorted by line and value. source: mean of the source model in %, NaN if it is not there
+    or has a line of its own.
+    """
+
+    key: str
+    points: pd.DataFrame
+    source: float
+    title: str
+    metric: str
+
+
+def sweeps(runs: Runs) -> list[Sweep]:
+    """The numeric hyper-parameters of one group that take at least three values within a method."""
+    found = rows(runs)
+    source = source_row(found)
+    points: dict[str, list[dict[str, Any]]] = {}
+    for method in dict.fromkeys(row.method for row in found):
+        of_method = [row for row in found if row.method == method and not np.isnan(row.mean)]
+        settings = [_numbers(row) for row in of_method]
+        key = _swept(settings)
+        if key is None:
+            continue
+        others = _others(settings, key)
+        for row, values, line in zip(of_method, settings, others, strict=True):
+            if key in values:
+                points.setdefault(key, []).append(_point(row, f"{method}{line}", values[key]))
+    return [
+        Sweep(
+            key,
+            _sorted(of_key),
+            float("nan") if source is None else source.mean,
+            title(runs),
+            metric_text(runs),
+        )
+        for key, of_key in points.items()
+    ]
+
+
+def batch_size_sweeps(runs: Runs) -> list[Sweep]:
+    """Means over batch sizes, where cells that agree in all else have at least three of them."""
+    if runs.cells.empty:
+        return []
+    family = runs.cells[_FAMILY].map(str).agg("|".join, axis=1)
+    found = []
+    for name in dict.fromkeys(family):
+        member_groups = [
+            group
+            for group in runs.groups()
+            if (group.cells[_FAMILY].map(str).agg("|".join, axis=1) == name).all()
+        ]
+        points = [
+            _point(row, row.label, int(group.cells[BATCH_SIZE].iloc[0]))
+            for group in member_groups
+            for row in rows(group)
+            if not np.isnan(row.mean)
+        ]
+        if len({point["value"] for point in points}) >= FEWEST:
+            first = member_groups[0]
+            found.append(
+                Sweep(BATCH_SIZE, _sorted(points), float("nan"), title(first), metric_text(first))
+            )
+    return found
+
+
+def sweep_figure(sweep: Sweep, stem: Path) -> list[Path]:
+    """A line for each method, with bars of ± one deviation over seeds; the dashes are source.
+
+    Writes stem.png, stem.pdf and stem.csv and returns their paths.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for number, (line, points) in enumerate(sweep.points.groupby("line", sort=False)):
+            _draw(axes, str(line), points, number)
+        if not np.isnan(sweep.source):
+            axes.axhline(sweep.source, color=SOURCE_COLOUR, ls=(0, (4, 3)), lw=1.2, label=SOURCE)
+        _scale(axes, sweep.points["value"])
+        axes.set_xlabel(sweep.key.replace("_", " "))
+        axes.set_ylabel(sweep.metric)
+        axes.set_title(sweep.title, loc="left")
+        axes.legend(frameon=False, handlelength=3)
+        return save_figure(figure, sweep.points, stem)
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    values = json.loads(str(row.cells["hyperparameters"].iloc[0]))
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _swept(settings: Sequence[dict[str, float]]) -> str | None:
+    """The key with the most values, if they are enough for a curve."""
+    counts = {
+        key: len({values.get(key) for values in settings}) for values in settings for key in values
+    }
+    key = max(counts, key=lambda name: counts[name], default=None)
+    return key if key is not None and counts[key] >= FEWEST else None
+
+
+def _others(settings: Sequence[dict[str, float]], key: str) -> list[str]:
+    """For each row what else differs among the numbers: ` std_weight=0.1`."""
+    keys = sorted({name for values in settings for name in values} - {key})
+    differing = [k for k in keys if len({values.get(k) for values in settings}) > 1]
+    return ["".join(f" {name}={values.get(name)}" for name in differing) for values in settings]
+
+
+def _point(row: Row, line: str, value: float) -> dict[str, Any]:
+    return {
+        "line": line,
+        "value": value,
+        "mean": row.mean,
+        "std": row.std,
+        "seeds": len(row.values),
+    }
+
+
+def _sorted(points: list[dict[str, Any]]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(points)
+    return frame.sort_values(["line", "value"], kind="stable").reset_index(drop=True)
+
+
+def _draw(axes: Axes, line: str, points: pd.DataFrame, number: int) -> None:
+    is_source = line == SOURCE
+    axes.errorbar(
+        points["value"],
+        points["mean"],
+        yerr=points["std"].fillna(0.0),
+        label=line,
+        color=SOURCE_COLOUR if is_source else COLOURS[number % len(COLOURS)],
+        ls=DASHES[number % len(DASHES)],
+        marker=MARKERS[number % len(MARKERS)],
+        ms=4.5,
+        capsize=2.5,
+        elinewidth=0.9,
+    )
+
+
+def _scale(axes: Axes, values: "pd.Series[float]") -> None:
+    """A logarithmic axis for values over orders of magnitude, linear near a zero among them."""
+    shown = sorted(set(values))
+    positive = [value for value in shown if value > 0]
+    if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
+        if shown[0] <= 0:
+            axes.set_xscale("symlog", linthresh=positive[0])
+        else:
+            axes.set_xscale("log")
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+    axes.minorticks_off()

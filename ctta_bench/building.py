@@ -1,0 +1,171 @@
+"""What a cell is made of: its benchmark, its method on the source model, and the source set."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta_bench.config import Cell, model_options
+from ctta_bench.environment import usable_cores
+from ctta_bench.errors import DataError
+from ctta_bench.loading import default_workers
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel
+from ctta_bench.pretrained import load_source_model
+from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.source_cache import SourceCache, fingerprint_of
+from ctta_bench.stream import Benchmark, SourceData, StreamSettings, as_input
+
+CHECKED_SOURCE_IMAGES = 256
+
+
+def build_benchmark(cell: Cell) -> Benchmark:
+    """The benchmark of a cell. Raises DataError if its data is missing."""
+    benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
+        cell.settings, cell.request.data_root
+    )
+    benchmark.decoded_cache = cell.request.cache_decoded
+    problems = benchmark.problems()
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DataError(f"{benchmark.name}: {problems[0]}{more}")
+    return benchmark
+
+
+def loading_workers(cell: Cell) -> int:
+    """Processes that load images ahead: as many as asked for, else what the cores allow."""
+    if cell.request.workers is not None:
+        return cell.request.workers
+    return default_workers(BENCHMARKS.get(cell.request.benchmark).decodes, usable_cores())
+
+
+def build_model(cell: Cell, device: torch.device) -> SourceModel:
+    """The source model of a cell, freshly loaded."""
+    request = cell.request
+    benchmark = BENCHMARKS.get(request.benchmark)(cell.settings, request.data_root)
+    model = load_source_model(request.model or "", **model_options(request, benchmark))
+    model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
+    classes = benchmark.model_classes()
+    if classes is not None:
+        model.keep_classes(classes)
+    return model.eval()
+
+
+def build_method(cell: Cell, device: torch.device) -> Method:
+    """The method of a cell on a freshly loaded model."""
+    request = cell.request
+    method: Method = METHODS.get(request.method)(
+        build_model(cell, device),
+        cell.hyperparameters,
+        seed=request.seed,
+        precision=request.precision,
+        window=request.window,
+        adapts=request.adapt,
+    )
+    return method
+
+
+def notes(method: Method, settings: StreamSettings) -> list[str]:
+    """What a reader of a cell's numbers should know of its method on this stream."""
+    if method.batch_dependent and settings.batch_size == 1 and method.window < 2:
+        return [
+            "batches of one image: what the method takes from a batch (statistics, neighbours) "
+            "comes from that image alone; --window N gathers N images"
+        ]
+    return []
+
+
+def source_data(
+    benchmark: Benchmark,
+    method: Method,
+    seed: int,
+    workers: int = 0,
+    *,
+    model_sha256: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> SourceData | None:
+    """The source set as the method may see it: nothing, images, or images with labels.
+
+    With the fingerprint of the source model, what is made from its images is kept for other cells,
+    and `say` hears of troubles with that. Raises DataError if the method needs source data and
+    the benchmark has none.
+    """
+    if method.source_access == "none":
+        return None
+    images = benchmark.source()
+    if images is None:
+        place = benchmark.source_place()
+        raise DataError(
+            f"{type(method).__name__} reads {method.source_access} source data, but "
+            f"{benchmark.name} has no source set at hand{f'; put it in {place}' if place else ''}."
+        )
+    source = SourceData(
+        images,
+        labelled=method.source_access == "labelled",
+        seed=seed,
+        device=method.device,
+        dtype=torch.float64 if method.precision == "float64" else torch.float32,
+        workers=workers,
+    )
+    if model_sha256:
+        facts = {
+            "model": model_sha256,
+            "preprocessing": method.model.preprocessing.record(),
+            "precision": method.precision,
+            "source_images": fingerprint_of(images, source.order()),
+            # The same sums come out with other last bits elsewhere.
+            "arithmetic": f"torch {torch.__version__}, {method.device.type}, "
+            f"{torch.get_num_threads()} threads",
+        }
+        source.keep = SourceCache(benchmark.cache_folder() / "source", facts, say)
+    return source
+
+
+@torch.no_grad()
+def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
+    """Accuracy in % of the unadapted model on some source images, None if it knows none of them.
+
+    Raises DataError near chance: then the weights are not those of this benchmark, and every
+    number after it would be meaningless.
+    """
+    checked = _accuracy(benchmark, model, model)
+    if checked is None:
+        return None
+    accuracy, count = checked
+    chance = 100 / benchmark.num_classes
+    # Four standard deviations of guessing: a merely bad model passes, an unloaded one does not.
+    if accuracy < chance + 4 * (chance * (100 - chance) / count) ** 0.5:
+        raise DataError(
+            f"model {model.name} is right on {accuracy:.1f} % of {count} source images of "
+            f"{benchmark.name}, near chance ({chance:.1f} %): these weights are not of this "
+            "benchmark, or the classes are in another order."
+        )
+    return accuracy
+
+
+def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
+    """Accuracy in % of what a method predicts, as it is now, on some source images.
+
+    None if the benchmark has none.
+    """
+    checked = _accuracy(benchmark, method.model, method.predict)
+    return None if checked is None else checked[0]
+
+
+@torch.no_grad()
+def _accuracy(
+    benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
+) -> tuple[float, int] | None:
+    """Accuracy in % on evenly spaced source images, and their number."""
+    images = None if benchmark.other_labels else benchmark.source()
+    if images is None:
+        return None
+    step = max(1, len(images.labels) // CHECKED_SOURCE_IMAGES)
+    index = np.arange(0, len(images.labels), step)
+    inputs = as_input(images.load(index)).to(model.mean.device, model.mean.dtype)
+    labels = torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))
+    before = model.passes.forward_images
+    outputs = [predict(part).argmax(-1).cpu() for part in inputs.split(64)]
+    model.passes.forward_images = before  # a check of ours, not a cost of the method
+    return 100 * float((torch.cat(outputs) == labels).double().mean()), len(index)

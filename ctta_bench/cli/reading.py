@@ -1,0 +1,184 @@
+"""The data of a benchmark, read: is it there, is it whole, how fast does it come."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ctta_bench import registry
+from ctta_bench.cli.shared import (
+    CacheDecoded,
+    Device,
+    Format,
+    Plugin,
+    Set,
+    Workers,
+    check_format,
+    kind,
+    load_plugins,
+    print_json,
+    printer,
+)
+from ctta_bench.errors import ConfigError, DataError
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--data-root", "--root", envvar="CTTA_BENCH_DATA", help="Folder of data sets."),
+]
+
+
+def _benchmark(name: str, assignments: list[str] | None, root: Path | None) -> Any:
+    from ctta_bench.config import parse_assignments, validate
+
+    entry = registry.BENCHMARKS.get(name)
+    values = {
+        key.removeprefix("benchmark."): value
+        for key, value in parse_assignments(assignments or ()).items()
+    }
+    return entry(validate(entry.Settings, values, f"benchmark {entry.name}"), root)
+
+
+@kind
+def data_check(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark.")],
+    set: Set = None,
+    data_root: Root = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Read every image, and name those that do not decode.")
+    ] = False,
+    workers: Workers = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Tell whether a benchmark's data is there and whole, part by part.
+
+    Example: `ctta-bench data check image_folder --data-root ~/photos`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.environment import usable_cores
+    from ctta_bench.loading import default_workers
+
+    checked = _benchmark(benchmark, set, data_root)
+    if workers is None:
+        workers = default_workers(checked.decodes, usable_cores())
+    problems = checked.problems()
+    parts = _survey(checked, problems, decode, workers)
+    problems = problems or [f"{part.name}: {part.problem}" for part in parts if part.problem]
+    if as_json:
+        from dataclasses import asdict
+
+        domains = [] if problems else list(checked.chosen_domains())
+        found = {"benchmark": checked.name, "problems": problems, "domains": domains}
+        print_json(found | {"parts": [asdict(part) for part in parts]})
+    else:
+        _print_parts(checked, parts, problems)
+    if problems:
+        raise DataError(f"{checked.name}: " + "\n  ".join(problems))
+
+
+def _survey(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
+    """The parts of the data; [] where there is nothing at all."""
+    from ctta_bench.console import ConsoleProgress
+    from ctta_bench.survey import survey
+
+    progress = ConsoleProgress(Console(stderr=True), checked.name)
+    try:
+        parts = survey(checked, decode=decode, workers=workers, report=progress.preparing)
+    except DataError:
+        if problems:
+            return []
+        raise
+    finally:
+        progress.finish(None)
+    return parts if any(part.images is not None for part in parts) else []
+
+
+def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
+    from ctta_bench.console import plain_table
+
+    if parts:
+        words = {"stream": "in the stream", "unknown": "unknown: never read"}
+        rows = [
+            [p.name, words.get(p.role, p.role), f"{p.images:,}" if p.images else "not there"]
+            for p in parts
+            if p.role != "unknown"
+        ]
+        rows += [[p.name, words["unknown"], ""] for p in parts if p.role == "unknown"]
+        printer().print(plain_table(["part", "role", "images"], rows))
+    if not problems:
+        domains = checked.chosen_domains()
+        typer.echo(f"{checked.name}: all there; {len(domains)} domains: {', '.join(domains)}")
+        if checked.provenance:
+            typer.echo(f"note: {checked.provenance}")
+
+
+@kind
+def data_bench(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark.")],
+    set: Set = None,
+    data_root: Root = None,
+    workers: Annotated[
+        str, typer.Option(help="Numbers of loading processes to try, e.g. 0,1,4.")
+    ] = "",
+    batches: Annotated[int, typer.Option(min=1, help="Batches to read for each number.")] = 200,
+    seconds: Annotated[float, typer.Option(min=0.1, help="At most, for each number.")] = 10.0,
+    cache_decoded: CacheDecoded = None,
+    device: Device = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Measure how fast a benchmark is read, without any model.
+
+    Images are read in the order of the stream, decoded and put on the device, over and over if the
+    stream is short. A second reading finds the files in memory: give a stream larger than that.
+
+    Example: `ctta-bench data bench fashion_c --workers 0,1`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    import torch
+
+    from ctta_bench.environment import default_device, usable_cores
+    from ctta_bench.stream import Stream, batch_domains
+    from ctta_bench.survey import reading_speed
+
+    numbers = _numbers(workers, usable_cores())
+    read = _benchmark(benchmark, set, data_root)
+    read.decoded_cache = cache_decoded
+    problems = read.problems()
+    if problems:
+        raise DataError(f"{read.name}: {problems[0]}")
+    read.make_ready(lambda what, done, total: None, usable_cores())
+    stream = Stream(batch_domains(read), read.settings, 0)
+    chosen = torch.device(device or default_device())
+    speeds = [
+        reading_speed(stream, n, batches=batches, seconds=seconds, device=chosen) for n in numbers
+    ]
+    if as_json:
+        from dataclasses import asdict
+
+        print_json([asdict(speed) for speed in speeds])
+        return
+    from ctta_bench.console import plain_table
+
+    rows = [
+        [str(s.workers), f"{s.images_per_second:,.0f}", f"{s.start_seconds:.2f}", f"{s.images:,}"]
+        for s in speeds
+    ]
+    columns = ["workers", "images per second", "seconds to the first", "images read"]
+    printer().print(plain_table(columns, rows, f"reading {read.name}, without a model"))
+
+
+def _numbers(text: str, cores: int) -> list[int]:
+    """Numbers of workers: those written, else 0, 1, 2, 4, ... up to the cores."""
+    if not text:
+        return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0:
+        raise ConfigError(f"--workers {text!r}: write numbers from 0 on with commas, e.g. 0,1,4.")
+    return numbers

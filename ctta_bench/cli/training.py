@@ -1,0 +1,190 @@
+"""Source models: fetching the weights of one, looking at one, training one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ctta_bench.cli.shared import (
+    DataRoot,
+    Device,
+    Force,
+    Format,
+    Plugin,
+    Quiet,
+    Set,
+    check_format,
+    kind,
+    load_plugins,
+    print_json,
+)
+
+Name = Annotated[str, typer.Argument(help="A model (`ctta-bench list models`), or timm:NAME.TAG.")]
+Weights = Annotated[
+    Path | None, typer.Option(help="File or folder of weights: .safetensors, .pth, .npz.")
+]
+Regime = Annotated[str, typer.Option(help="true or lineage (raw [0,1]).")]
+
+
+@kind
+def models_download(name: Name) -> None:
+    """Fetch the weights of a timm model from the hub into the hub's cache.
+
+    Example: `ctta-bench models download timm:vit_base_patch16_224.augreg_in21k_ft_in1k`
+    """
+    from ctta_bench import hub
+    from ctta_bench.errors import ConfigError
+    from ctta_bench.pretrained import TIMM, build
+
+    if not name.startswith(TIMM):
+        raise ConfigError(f"model {name!r}: only timm:NAME.TAG is on the hub; see docs/models.md.")
+    network = build(name)
+    found = hub.cached(network)
+    file = found or hub.download(network, name)
+    typer.echo(f"{'already there' if found else 'fetched'}: {file}")
+
+
+@kind
+def models_show(
+    name: Name,
+    weights: Weights = None,
+    preprocessing: Regime = "true",
+    data_root: DataRoot = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Tell of a model as a run would load it: parameters, classes, fingerprint, pre-processing.
+
+    Example: `ctta-bench models show fashion_vit`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.pretrained import load_source_model
+
+    model = load_source_model(
+        name,
+        weights=weights,
+        preprocessing=preprocessing,  # type: ignore[arg-type] # refused if it is no regime
+        root=data_root,
+    )
+    facts = {
+        "name": model.name,
+        "sha256": model.sha256(),
+        "parameters": sum(p.numel() for p in model.network.parameters()),
+        "classes": model.num_classes if model.has_classifier else None,
+        "preprocessing": model.preprocessing.record(),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(
+        f"{facts['name']}: weights {facts['sha256'][:8]}, {facts['parameters']:,} parameters, "
+        f"{facts['classes']} classes, pre-processing {model.preprocessing}"
+    )
+
+
+@kind
+def train_source(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark (`ctta-bench list benchmarks`).")],
+    model: Annotated[str | None, typer.Option(help="A model; the benchmark's own.")] = None,
+    train_data: Annotated[
+        Path | None, typer.Option(help="Folder of the training images, if not below --data-root.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights of the model that training starts from.")
+    ] = None,
+    preprocessing: Regime = "true",
+    set: Set = None,
+    seed: Annotated[int, typer.Option(help="Seed of first weights, order, augmentation.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="File; DATA_ROOT/models/MODEL.safetensors.")
+    ] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    plugin: Plugin = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    format: Format = "text",
+) -> None:
+    """Train a source model where there is none; the same command goes on after an interrupt.
+
+    Example: `ctta-bench train-source cifar10_c --model cifar10_vit_base --data-root ~/data`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.config import parse_assignments
+    from ctta_bench.environment import default_device
+    from ctta_bench.errors import ConfigError
+    from ctta_bench.pretrained import stored_file
+    from ctta_bench.recipes import recipe_for
+    from ctta_bench.registry import BENCHMARKS
+    from ctta_bench.training import train_source as train
+    from ctta_bench.training_task import task_for
+
+    entry = BENCHMARKS.get(benchmark)
+    name = model or entry.default_model
+    if not name:
+        raise ConfigError(f"benchmark {benchmark!r} has no model of its own: give --model.")
+    if preprocessing not in ("true", "lineage"):
+        raise ConfigError(f"--preprocessing {preprocessing!r}: choose 'true' or 'lineage'.")
+    recipe = recipe_for(name, parse_assignments(set or ()))
+    task = task_for(
+        entry(None, data_root),
+        name,
+        recipe,
+        train_data,
+        seed=seed,
+        regime=preprocessing,
+        weights=weights,
+    )
+    file = out or stored_file(name, data_root)
+    with TrainingProgress(Console(stderr=True, quiet=quiet or as_json), name) as progress:
+        record = train(task, file, device=device or default_device(), force=force, report=progress)
+    if as_json:
+        print_json(record | {"file": str(file)})
+        return
+    typer.echo(
+        f"{name}: clean accuracy {record['clean_accuracy']:.2f} %, weights {record['sha256'][:8]}"
+    )
+    typer.echo(f"{file} (card: {file.with_suffix('.md').name})")
+
+
+class TrainingProgress:
+    """A bar of steps with loss and rate, and a line an epoch."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console, self.name = console, name
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.line = self.bar.add_task(name, total=None, facts="")
+
+    def __enter__(self) -> "TrainingProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, facts: dict[str, Any]) -> None:
+        """Show one step."""
+        told = f"epoch {facts['epoch']}/{facts['epochs']}  loss {facts['loss']:.3f}"
+        self.bar.update(
+            self.line,
+            completed=facts["step"],
+            total=facts["steps"],
+            facts=f"{told}  lr {facts['lr']:.2g}",
+        )
+        if facts["ends_epoch"]:
+            tested = facts["accuracy"]
+            text = "" if tested is None else f"  test accuracy {tested:.2f} %"
+            self.console.print(f"{self.name}: {told}{text}", highlight=False)

@@ -1,0 +1,83 @@
+"""Weights of timm's models on the Hugging Face hub: what its cache holds, and fetching on request.
+
+Nothing here reaches the network but `download`. The cache is the hub's own (HF_HOME, HF_HUB_CACHE),
+so weights that any other program fetched are found; HF_HUB_OFFLINE and HF_ENDPOINT are honoured.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.preprocessing import recorded_cfg
+
+
+def candidates(network: Any) -> tuple[str, str | None, list[str]]:
+    """Hub repository, revision and file names of a timm network's weights, the best one first.
+
+    The repository is "" if the weights are not on the hub.
+    """
+    cfg = recorded_cfg(network)
+    repository, _, revision = (cfg.get("hf_hub_id") or "").partition("@")
+    name = cfg.get("hf_hub_filename") or "pytorch_model.bin"
+    if name == "pytorch_model.bin":
+        return repository, revision or None, ["model.safetensors", name]
+    safe = str(Path(name).with_suffix(".safetensors"))
+    return repository, revision or None, list(dict.fromkeys([safe, name]))
+
+
+def cached(network: Any) -> Path | None:
+    """The file of weights in the hub's cache, None if it is not there. Asks no server."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision, names = candidates(network)
+    if not repository:
+        return None
+    for name in names:
+        found = try_to_load_from_cache(repository, name, revision=revision)
+        if isinstance(found, str):
+            return Path(found)
+    return None
+
+
+def download(network: Any, model: str) -> Path:
+    """Fetch the weights of a timm network into the hub's cache, with the hub's progress bar.
+
+    Raises ConfigError if they are not on the hub, and DataError if they cannot be fetched.
+    """
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, revision, names = candidates(network)
+    if not repository:
+        where = recorded_cfg(network).get("url") or "timm names none"
+        raise ConfigError(
+            f"model {model!r}: its weights are not on the hub ({where}); fetch them yourself and "
+            "give them with --weights FILE."
+        )
+    failed: BaseException | None = None
+    # The hub's error and its transport's, whose package differs between versions of the hub.
+    faults: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
+    faults += tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    for name in names:
+        try:
+            return Path(hf_hub_download(repository, name, revision=revision))
+        except LocalEntryNotFoundError as error:  # offline by wish, or no way to the server
+            failed = error
+            break
+        except EntryNotFoundError as error:  # perhaps under the next name
+            failed = error
+        except faults as error:
+            failed = error
+            break
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(failed)
+    host = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
+    raise DataError(
+        f"model {model!r}: {names[0]} of {repository} cannot be fetched from {host} ({why}); put "
+        "the file there by other means and give it with --weights FILE."
+    )
+
+
+def _first_line(error: BaseException | None) -> str:
+    reason = (error.__cause__ if error is not None else None) or error
+    return str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__

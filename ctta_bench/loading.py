@@ -1,0 +1,174 @@
+"""Loading ahead: worker processes read and decode what comes next while the device computes.
+
+Order and content are those of reading in this process, whatever the number of workers: a worker is
+asked for batch b by its number, draws nothing, and batches are handed on in their order.
+"""
+
+import contextlib
+import pickle
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ctta_bench.errors import CttaBenchError, DataError
+
+T = TypeVar("T")
+AHEAD = 2  # results that each worker holds ready
+CHUNK = 64  # images that a worker tries at a time
+MOST_WORKERS = 16  # more than feed one accelerator, and shared memory holds AHEAD batches of each
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a worker: torch would hand it on as a page of traceback."""
+
+    error: CttaBenchError
+
+
+class _Numbered(Dataset[T | _Failure], Generic[T]):
+    """`load(number)` as torch's loader wants it."""
+
+    def __init__(self, load: Callable[[int], T]) -> None:
+        self.load = load
+
+    def __getitem__(self, number: int) -> T | _Failure:
+        try:
+            return self.load(number)
+        except CttaBenchError as error:
+            return _Failure(type(error)(str(error)))
+
+
+def load_ahead(
+    load: Callable[[int], T],
+    numbers: Sequence[int],
+    workers: int = 0,
+    *,
+    pin: bool = False,
+    start_method: str | None = None,
+) -> Iterator[T]:
+    """`load(number)` for each number, in order, by `workers` processes; 0: in this process.
+
+    `load` and what it returns are pickled where processes are spawned. `pin` puts tensors into
+    page-locked memory, from which an accelerator copies while it computes. Errors of `load` pass;
+    a worker that dies raises RuntimeError, which `named_failures` puts into words.
+    """
+    if workers == 0 or not numbers:
+        yield from map(load, numbers)
+        return
+    loader = DataLoader(
+        _Numbered(load),
+        batch_size=None,
+        sampler=numbers,
+        num_workers=min(workers, len(numbers)),
+        prefetch_factor=AHEAD,
+        pin_memory=pin,
+        collate_fn=_as_it_is,
+        worker_init_fn=_leave_signals,
+        multiprocessing_context=start_method,
+        generator=torch.Generator(),  # the loader's own draw must not move the global stream
+    )
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; the workers use none of the parent's.
+        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        batches = iter(loader)
+    for batch in batches:
+        if isinstance(batch, _Failure):
+            raise batch.error
+        yield batch
+
+
+class Loadable(Protocol):
+    """A set of labelled images, as far as reading it goes."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """A label for each image."""
+        ...
+
+    def load(self, index: np.ndarray) -> torch.Tensor:
+        """The images of these numbers."""
+        ...
+
+
+def find_damaged(
+    images: Loadable,
+    report: Callable[[int, int], None],
+    workers: int,
+    *,
+    wanted: int | None = None,
+) -> dict[int, str]:
+    """Numbers of the images that cannot be loaded, and why.
+
+    Stops once `wanted` good ones are found. `report(tried, total)`.
+    """
+    total = len(images.labels)
+    starts = range(0, total, CHUNK)
+    bad: dict[int, str] = {}
+    for done, found in enumerate(load_ahead(partial(_try_chunk, images), starts, workers), 1):
+        bad |= found
+        tried = min(done * CHUNK, total)
+        report(tried, total)
+        if wanted is not None and tried - len(bad) >= wanted:
+            break
+    return bad
+
+
+def _try_chunk(images: Loadable, start: int) -> dict[int, str]:
+    bad = {}
+    for number in range(start, min(start + CHUNK, len(images.labels))):
+        try:
+            images.load(np.array([number]))
+        except DataError as error:
+            bad[number] = str(error)
+    return bad
+
+
+def _as_it_is(item: T) -> T:
+    return item
+
+
+def _leave_signals(_: int) -> None:
+    """Ctrl-C goes to all processes of a terminal: the parent saves first, then ends the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def default_workers(decodes: bool, cores: int) -> int:
+    """Loading processes for a benchmark: none for arrays, else a core each but one."""
+    return max(0, min(MOST_WORKERS, cores - 1)) if decodes else 0
+
+
+@contextlib.contextmanager
+def named_failures(workers: int) -> Iterator[None]:
+    """Say in a sentence why workers failed; torch's own words name a process and no cause.
+
+    Raises DataError. A killed worker is noticed anywhere in the main thread, so that this has to
+    stand around all that is done while workers run.
+    """
+    fewer = f"try --workers {workers // 2}" + ("" if workers < 2 else " or 0")
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "shared memory" in text or "shm" in text or "Bus error" in text:
+            raise DataError(
+                "loading workers ran out of shared memory (/dev/shm; in a container it is set by "
+                f"--shm-size or --ipc=host): enlarge it, or {fewer}."
+            ) from error
+        if "DataLoader worker" in text:
+            raise DataError(
+                "a loading worker was killed, for want of memory or from outside: free memory, or "
+                f"{fewer}."
+            ) from error
+        raise
+    except pickle.PicklingError as error:
+        raise DataError(
+            f"this benchmark cannot be handed to loading processes ({error}); use --workers 0."
+        ) from error

@@ -1,0 +1,108 @@
+"""What a training leaves: weights as .safetensors, their record as .json, and a card to read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor
+
+from ctta_bench import __version__
+from ctta_bench.model import SourceModel
+from ctta_bench.record import atomic, timestamp, write_json
+from ctta_bench.weights import RECORD
+
+CARD = """# {model}, trained on {benchmark}
+
+| | |
+| --- | --- |
+| data | {data[train]:,} training images of {benchmark} |
+| clean accuracy | {clean_accuracy:.2f} % of {measured_on} |
+| parameters | {parameters:,} |
+| pre-processing | {preprocessing_text} |
+| seed | {seed} |
+| made with | ctta-bench {ctta_bench}, torch {torch}, timm {timm}, {time} |
+| weights (SHA-256 of the loaded tensors) | `{sha256}` |
+
+Trained by `ctta-bench train-source {benchmark} --model {model}`. The accuracy is that of the stored
+values ({recipe[stored]}). The licences of the data{start_text} hold for the weights, too.
+
+| recipe | value |
+| --- | --- |
+{recipe_rows}
+
+| epoch | loss | test accuracy % |
+| ---: | ---: | ---: |
+{epoch_rows}
+"""
+
+
+def write_model(
+    model: SourceModel, out: Path, facts: dict[str, Any], measure: Callable[[SourceModel], float]
+) -> dict[str, Any]:
+    """Write OUT.safetensors (last) with OUT.json and OUT.md beside it; returns the record.
+
+    `facts` are benchmark, data, recipe, seed and history of the training. The model gets the
+    values as they are stored, and `measure` tells their accuracy in %.
+    """
+    stored = _stored(model, getattr(torch, facts["recipe"]["stored"]))
+    model.network.load_state_dict(stored)
+    record = {
+        "model": model.name,
+        "parameters": sum(p.numel() for p in model.network.parameters()),
+        **facts,
+        "clean_accuracy": round(measure(model), 2),
+        "preprocessing": model.preprocessing.record(),
+        "sha256": model.sha256(),
+        "ctta_bench": __version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "time": timestamp(),
+    }
+    write_json(out.with_suffix(".json"), record)
+    with atomic(out.with_suffix(".md")) as temporary:
+        temporary.write_text(card(record, str(model.preprocessing)), encoding="utf-8")
+    with atomic(out) as temporary:
+        safetensors.torch.save_file(stored, temporary, _metadata(model, record))
+        temporary.chmod(0o644)  # safetensors writes it for its owner alone
+    return record
+
+
+def _stored(model: SourceModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    tensors = model.network.state_dict().items()
+    return {
+        k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous().clone()
+        for k, v in tensors
+    }
+
+
+def _metadata(model: SourceModel, record: dict[str, Any]) -> dict[str, str]:
+    """What a file of weights says about itself: how its images are normalised, and its origin."""
+    given = model.preprocessing
+    noted = {"mean": list(given.mean), "std": list(given.std)}
+    if given.size is not None:
+        noted["input_size"] = [3, *given.size]
+    kept = ("model", "benchmark", "clean_accuracy", "seed", "sha256")
+    return {"format": "pt", RECORD: json.dumps(noted | {k: record[k] for k in kept})}
+
+
+def card(record: dict[str, Any], preprocessing_text: str) -> str:
+    """The card of a record in Markdown."""
+    recipe, tested = record["recipe"], record["data"]["test"]
+    epochs = [
+        f"| {number} | {epoch['loss']:.4f} | "
+        + ("–" if epoch["accuracy"] is None else f"{epoch['accuracy']:.2f}")
+        + " |"
+        for number, epoch in enumerate(record["history"], 1)
+    ]
+    return CARD.format(
+        **record,
+        preprocessing_text=preprocessing_text,
+        measured_on=f"{tested:,} test images" if tested else "the training images: no test set",
+        start_text=f" and of `{recipe['start']}`" if recipe["start"] else "",
+        recipe_rows="\n".join(f"| {k} | {'–' if v == '' else v} |" for k, v in recipe.items()),
+        epoch_rows="\n".join(epochs),
+    )

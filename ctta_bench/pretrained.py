@@ -1,0 +1,166 @@
+"""Source models by name: how they are built, and where their weights lie.
+
+A name is a registered one (`fashion_vit`) or `timm:MODEL[.TAG]`. Weights are taken from the first
+of: the file or folder given; the model's own file in the package; DATA_ROOT/models/NAME.*; the
+hub's cache, for a timm model. Nothing is downloaded unasked.
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+from torch import nn
+
+from ctta_bench import hub
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.model import SourceModel
+from ctta_bench.preprocessing import Regime, recorded_cfg, recorded_preprocessing
+from ctta_bench.registry import MODELS, canonical
+from ctta_bench.weights import SUFFIXES, check_finite, load_weights, recorded_beside
+
+TIMM = "timm:"
+# A record's key: the weights are not in the package, and this is where they come from.
+ORIGIN = "origin"
+
+
+def load_source_model(
+    name: str,
+    *,
+    weights: Path | None = None,
+    preprocessing: Regime = "true",
+    input_size: tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    root: Path | None = None,
+) -> SourceModel:
+    """The model called `name` with its weights.
+
+    `weights`, a file or a folder, replaces the model's own. `input_size` (height, width) resamples
+    position embeddings as timm does; without it the recorded size holds. `num_classes` is what
+    logits must number, and the size of a timm model's head that `weights` fill. `root` is the data
+    root. Raises ConfigError for an unknown name, an impossible size or another number of classes,
+    and DataError for weights that are missing or do not fit.
+    """
+    stored = None if weights is not None else stored_weights(name, root)
+    network = build(name, num_classes if weights is not None or stored is not None else None)
+    own = None if name.startswith(TIMM) else recorded_cfg(network).get("file")
+    chosen = weights or own or stored
+    file = Path(chosen) if chosen else None
+    if file is not None:
+        load_weights(network, file)
+        network.pretrained_cfg = recorded_cfg(network) | recorded_beside(file)  # type: ignore[assignment]
+    elif name.startswith(TIMM):
+        network = _from_hub(name, network, root)
+    elif recorded_cfg(network).get(ORIGIN):
+        raise DataError(
+            f"model {name!r} needs its weights ({recorded_cfg(network)[ORIGIN]}): put them at "
+            f"{stored_file(name, root)} (or .pth), give --weights FILE, or train some with "
+            "`ctta-bench train-source`."
+        )
+    if input_size is not None:
+        resize_input(network, input_size, name)
+    size = input_size or None
+    model = SourceModel(
+        network, name=name, preprocessing=recorded_preprocessing(network, preprocessing, size)
+    )
+    _check_classes(model, num_classes)
+    return model
+
+
+def build(name: str, num_classes: int | None = None) -> nn.Module:
+    """The network called `name` without its weights; `num_classes` sets a timm model's head.
+
+    Raises ConfigError for an unknown name, with close ones.
+    """
+    if not name.startswith(TIMM):
+        registered: nn.Module = MODELS.get(name)()
+        return registered
+    import timm
+
+    bare = name.removeprefix(TIMM)
+    known = [*timm.list_models(), *timm.list_models(include_tags=True)]
+    if bare not in known:
+        close = difflib.get_close_matches(bare, known, n=3)
+        hint = f" Did you mean {', '.join(TIMM + c for c in close)}?" if close else ""
+        raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
+    options: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
+    network: nn.Module = timm.create_model(bare, pretrained=False, **options)
+    return network
+
+
+def stored_weights(name: str, root: Path | None = None) -> Path | None:
+    """The file or folder that DATA_ROOT/models holds for a model, None if there is none.
+
+    Raises ConfigError if there are several.
+    """
+    found = [f for s in ("", *SUFFIXES) if (f := stored_file(name, root, s)).exists()]
+    if len(found) > 1:
+        raise ConfigError(
+            f"model {name!r}: {found[0]} and {found[1].name} are both there; leave one, or give "
+            "--weights FILE."
+        )
+    return found[0] if found else None
+
+
+def stored_file(name: str, root: Path | None = None, suffix: str = ".safetensors") -> Path:
+    """Where a model's weights are looked for: DATA_ROOT/models/NAME.safetensors.
+
+    Without `root` it is CTTA_BENCH_DATA or the user's cache folder.
+    """
+    folder = root or Path(os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench"))
+    bare = re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix(TIMM))
+    stem = bare if name.startswith(TIMM) else canonical(bare)
+    return folder / "models" / f"{stem}{suffix}"
+
+
+def _from_hub(name: str, network: nn.Module, root: Path | None) -> nn.Module:
+    """The network again, with the weights that the hub's cache holds, loaded strictly by timm."""
+    import timm
+
+    cached = hub.cached(network)
+    if cached is None:
+        raise DataError(
+            f"model {name!r} needs its weights, and nothing is downloaded unasked: fetch them with "
+            f"`ctta-bench models download {name}`, give --weights FILE, or put them at "
+            f"{stored_file(name, root)}."
+        )
+    overlay = {"file": str(cached), "custom_load": False}
+    try:
+        loaded: Any = timm.create_model(
+            name.removeprefix(TIMM), pretrained=True, pretrained_cfg_overlay=overlay
+        )
+    except (RuntimeError, KeyError, ValueError, OSError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"{cached}: is not the whole file of {name} ({first}).") from error
+    check_finite(loaded.state_dict(), cached)
+    return loaded
+
+
+def resize_input(network: Any, size: tuple[int, int], name: str) -> None:
+    """Make a network take images of another size; position embeddings are resampled by timm.
+
+    A network of convolutions takes any size. Raises ConfigError for a size that the patches do not
+    tile, and for a network that has no way to change its own.
+    """
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
+    if patch is not None and any(s % p for s, p in zip(size, patch, strict=True)):
+        raise ConfigError(
+            f"input_size {size[0]}x{size[1]}: is no multiple of the {patch[0]}x{patch[1]} patches "
+            f"of {name}."
+        )
+    recorded = recorded_cfg(network)
+    if hasattr(network, "set_input_size"):
+        network.set_input_size(img_size=size)
+    elif recorded.get("fixed_input_size"):
+        raise ConfigError(f"input_size: {name} takes {recorded['input_size'][1:]} images alone.")
+
+
+def _check_classes(model: SourceModel, num_classes: int | None) -> None:
+    if num_classes and model.has_classifier and model.num_classes != num_classes:
+        raise ConfigError(
+            f"model {model.name} tells {model.num_classes} classes apart where the benchmark has "
+            f"{num_classes}; give weights trained on it (--weights FILE), or train some: "
+            "`ctta-bench train-source`."
+        )

@@ -1,0 +1,133 @@
+"""Products with adapted weights c ⊙ (W + P Q), in forms that all give the same.
+
+Plain differentiation through W_eff forms the gradient of a whole weight, a product as large as the
+layer's own. `merged` multiplies with W_eff once forward and once backward, and else only with r
+columns (thin.py); it keeps neither W_eff nor, where a norm or an activation made it, its input:
+both are cheap to make again, and memory is what a step along a whole network lacks. `activation`
+never forms W_eff: it is faster where there are fewer tokens than neurons.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from ctta_bench.adapters import Factors
+from ctta_bench.thin import Entered, Origin, Part, ThinSums, origin_of, scale_gradient
+
+
+@torch.no_grad()
+def assemble(weight: Tensor, parts: Sequence[Part]) -> Tensor:
+    """The effective weight [out, in], a new one: `weight` with the rows of every part adapted."""
+    whole, end = torch.empty_like(weight), 0
+    for rows, factors in parts:
+        whole[end : rows.start] = weight[end : rows.start]
+        own = whole[rows]
+        if factors.scale is None:
+            own.copy_(weight[rows])
+        else:
+            torch.mul(weight[rows], factors.scale, out=own)
+        if factors.down is not None:
+            own.addmm_(factors.scaled_up(), factors.down)
+        end = rows.stop
+    whole[end:] = weight[end:]
+    return whole
+
+
+def activation(x: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
+    """x [..., in] to [..., out] through the activations: (x Wᵀ + (x Qᵀ) Pᵀ) ⊙ c + b."""
+    y = linear(x, weight)
+    pieces, end = [], 0
+    for rows, factors in parts:
+        piece = y[..., rows]
+        if factors.up is not None and factors.down is not None:
+            piece = piece + linear(linear(x, factors.down), factors.up)
+        if factors.scale is not None:
+            piece = piece * factors.scale.T.to(piece.dtype)
+        pieces += [y[..., end : rows.start], piece]
+        end = rows.stop
+    y = torch.cat([*pieces, y[..., end:]], -1)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def merged(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    parts: Sequence[Part],
+    whole: Tensor | None = None,
+) -> Tensor:
+    """x [..., in] to [..., out] through W_eff: `whole`, or else made here and once more backward."""
+    rows = [rows for rows, _ in parts]
+    tensors = [tensor for _, factors in parts for tensor in factors.tensors()]
+    result: Tensor = _Merged.apply(x, weight, bias, whole, rows, origin_of(x), *tensors)
+    return result
+
+
+class _Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        whole: Tensor | None,
+        rows: list[slice],
+        origin: Origin,
+        *factors: Tensor | None,
+    ) -> Tensor:
+        dtype, scaled = _compute_dtype(x), any(scale is not None for scale in factors[::3])
+        with torch.autocast(x.device.type, enabled=False):
+            used = assemble(weight, _parts(rows, factors)) if whole is None else whole
+            offset = None if bias is None else bias.to(dtype)
+            y = linear(x.to(dtype), used.to(dtype), offset)
+            reliable = _reliable_rows(used, offset, dtype) if scaled else None
+        ctx.rows, ctx.dtype, ctx.x_shape, ctx.x_dtype = rows, dtype, x.shape, x.dtype
+        ctx.build, ctx.shared = origin.build, origin.shared
+        output = y if scaled else None
+        ctx.save_for_backward(weight, bias, whole, output, reliable, *factors, *origin.tensors)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        weight, bias, whole, y, reliable, *others = ctx.saved_tensors
+        count = 3 * len(ctx.rows)
+        parts = _parts(ctx.rows, others[:count])
+        with torch.autocast(dy.device.type, enabled=False):
+            dy, dx = dy.reshape(-1, dy.shape[-1]), None
+            if ctx.needs_input_grad[0]:
+                used = assemble(weight, parts) if whole is None else whole
+                dx = (dy @ used.to(dy.dtype)).view(ctx.x_shape).to(ctx.x_dtype)
+                del used
+            entered = Entered(Origin(ctx.build, others[count:], ctx.shared), ctx.dtype)
+            thin = ThinSums(parts, dy, entered, None if y is None else y.reshape(dy.shape))
+            gradients = thin.gradients()
+            for i, part in enumerate(parts):
+                if part[1].scale is not None:
+                    sums = thin.row_sums(i, bias)
+                    gradients[3 * i] = scale_gradient(part, sums, reliable, weight, dy, entered)
+        return dx, None, None, None, None, None, *gradients
+
+
+def _parts(rows: Sequence[slice], factors: Sequence[Tensor | None]) -> list[Part]:
+    return [(own, Factors(*factors[3 * i : 3 * i + 3])) for i, own in enumerate(rows)]
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def _reliable_rows(whole: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rows whose output tells their product from the bias: not those that are (nearly) zero."""
+    limits = torch.finfo(dtype)
+    least = torch.full_like(whole[:, 0], limits.tiny**0.5)
+    if bias is not None:
+        least = least.maximum(limits.eps**0.5 * bias.abs().to(least.dtype))
+    return torch.linalg.vector_norm(whole, dim=1) > least

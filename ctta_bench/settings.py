@@ -1,0 +1,249 @@
+"""Settings: what a user may choose about a stream, and the table of the protocols by name.
+
+A setting says which severities a domain is seen at, how images follow each other inside a domain,
+how domains are joined, and whether the method is reset. docs/protocols.md defines each of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ImageOrder = Literal["file", "shuffled", "alike"]
+SettingName = Literal[
+    "continual", "reset", "mixed", "gradual", "gradual_cotta", "correlated", "reset_correlated",
+    "gradual_correlated", "mixed_correlated", "ptta", "label_shift", "reset_label_shift", "cdc",
+    "smooth",
+]  # fmt: skip
+DomainOrder = Literal[
+    "random", "rotta", "cotta0", "cotta1", "cotta2", "cotta3", "cotta4", "cotta5", "cotta6",
+    "cotta7", "cotta8", "cotta9",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A protocol.
+
+    labels: how labels decide the order: not at all, in balanced chunks, in slots, or as a shift
+    of the label distribution. join: domains one after another (chain), the same with batches that
+    cross from one to the next (stream), all together (pool), dealt out in turns (deal), or
+    cross-faded (blend). walk: the severities a domain passes. parameters: with their defaults;
+    None means that the images decide.
+    """
+
+    definition: str
+    source: str
+    join: Literal["chain", "stream", "pool", "deal", "blend"] = "chain"
+    labels: Literal["", "chunks", "slots", "shift"] = ""
+    walk: Literal["", "rise", "fall_first"] = ""
+    resets: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+_TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"
+_SAR = "SAR (Niu et al., 2023), after Wu et al. (2021)"
+_WALK: Mapping[str, Any] = {"severities": None}
+_SORTED: Mapping[str, Any] = {"delta": 0.0}
+_SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
+
+SETTINGS: Mapping[str, Setting] = {
+    "continual": Setting(
+        "domains one after another, never a reset", "CoTTA (Wang et al., 2022); CSC of DPCore"
+    ),
+    "reset": Setting(
+        "as continual; the method starts anew at each domain, whose boundary it is told",
+        "TENT (Wang et al., 2021); reset_each_shift of TTA-bench",
+        resets=True,
+    ),
+    "mixed": Setting("all domains shuffled together", f"mixed_domains of {_TTA_BENCH}", "pool"),
+    "gradual": Setting(
+        "each domain at severities 1, 2, ... up to `severity` and back to 1",
+        f"gradual of {_TTA_BENCH}",
+        walk="rise",
+        parameters=_WALK,
+    ),
+    "gradual_cotta": Setting(
+        "as gradual, but the first domain starts at its highest severity and falls",
+        "CoTTA's code for CIFAR10-C (qinenergy/cotta)",
+        walk="fall_first",
+        parameters=_WALK,
+    ),
+    "correlated": Setting(
+        "inside each domain sorted by class (delta 0), or in Dirichlet(delta) chunks",
+        f"correlated of {_TTA_BENCH}; NOTE (Gong et al., 2022)",
+        labels="chunks",
+        parameters=_SORTED,
+    ),
+    "reset_correlated": Setting(
+        "correlated, with a reset at each domain",
+        f"reset_each_shift_correlated of {_TTA_BENCH}",
+        labels="chunks",
+        resets=True,
+        parameters=_SORTED,
+    ),
+    "gradual_correlated": Setting(
+        "correlated inside each severity of gradual",
+        f"gradual_correlated of {_TTA_BENCH}",
+        labels="chunks",
+        walk="rise",
+        parameters={**_SORTED, **_WALK},
+    ),
+    "mixed_correlated": Setting(
+        "all domains together, in Dirichlet(delta) chunks across them (delta 0: sorted by class)",
+        f"mixed_domains_correlated of {_TTA_BENCH}",
+        "pool",
+        labels="chunks",
+        parameters={"delta": 0.01},
+    ),
+    "ptta": Setting(
+        "labels spread over slots by Dirichlet(delta); batches cross from domain to domain",
+        "RoTTA (Yuan et al., 2023)",
+        "stream",
+        labels="slots",
+        parameters={"delta": 0.1, "slots": None},
+    ),
+    "label_shift": Setting(
+        "one class after another prevails, `imbalance_ratio` times as likely as each other class",
+        _SAR,
+        labels="shift",
+        parameters=_SHIFT,
+    ),
+    "reset_label_shift": Setting(
+        "label_shift, with a reset at each domain", _SAR, labels="shift", resets=True,
+        parameters=_SHIFT,
+    ),
+    "cdc": Setting(
+        "domains return: their batches are dealt into `slots` slots by Dirichlet(delta)",
+        "CDC of DPCore (Zhang et al., 2025)",
+        "deal",
+        parameters={"delta": 1.0, "slots": 3},
+    ),
+    "smooth": Setting(
+        "each domain fades into the next over the share `overlap` of its length",
+        "own; after the smooth changes of CCC (Press et al., 2023)",
+        "blend",
+        parameters={"overlap": 0.5},
+    ),
+}  # fmt: skip
+
+
+class StreamSettings(BaseModel):
+    """What a user may choose about a benchmark's stream; benchmarks set their own defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    setting: SettingName = Field(
+        "continual", description="the protocol; `ctta-bench list settings` defines them"
+    )
+    domains: tuple[str, ...] = Field((), description="domains in stream order; all if empty")
+    rounds: int = Field(1, ge=1, description="times the whole sequence is seen")
+    batch_size: int = Field(64, ge=1, description="images a batch")
+    examples: int | None = Field(None, ge=1, description="images a domain, the first ones; all")
+    order: ImageOrder = Field(
+        "file", description="inside a domain: stored order, shuffled by the seed, or all alike"
+    )
+    # The keys below are None wherever they are not used, and then no part of a cell's identity.
+    domain_order: DomainOrder | None = Field(
+        None, description="visit the domains in a random order of the seed, or a published one"
+    )
+    reset_every: int | None = Field(
+        None, ge=1, description="reset after so many images, wherever the domains begin"
+    )
+    delta: float | None = Field(
+        None, ge=0, le=1e6, description="concentration of the Dirichlet draws; 0: sorted by class"
+    )
+    slots: int | None = Field(None, ge=1, le=10_000, description="slots of ptta and cdc")
+    imbalance_ratio: float | None = Field(
+        None, ge=1, description="q_max / q_min of label_shift; 1: no shift"
+    )
+    draws: float | None = Field(
+        None, gt=0, le=100, description="images drawn in label_shift, as a multiple of the domain"
+    )
+    overlap: float | None = Field(
+        None, ge=0, le=1, description="share of a domain's length over which smooth changes"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        """The setting's own defaults, so that a cell's record states them."""
+        name = values.get("setting", cls.model_fields["setting"].default)
+        defaults = SETTINGS[name].parameters if isinstance(name, str) and name in SETTINGS else {}
+        given = {key: value for key, value in values.items() if value is not None}
+        return {**values, **{k: v for k, v in defaults.items() if v is not None}, **given}
+
+    @model_validator(mode="after")
+    def _fits_the_setting(self) -> "StreamSettings":
+        kind = self.kind
+        for key in _PARAMETERS:
+            if getattr(self, key, None) is not None and key not in kind.parameters:
+                owners = [name for name, s in SETTINGS.items() if key in s.parameters]
+                raise ValueError(
+                    f"{key} is not used in setting {self.setting}, but in {', '.join(owners)}"
+                )
+        if self.domain_order is not None and kind.join == "pool":
+            raise ValueError(f"domain_order means nothing in setting {self.setting}: leave it out")
+        if self.reset_every is not None and kind.resets:
+            raise ValueError(f"reset_every: setting {self.setting} resets at domains already")
+        if self.delta == 0 and kind.labels != "chunks" and "delta" in kind.parameters:
+            raise ValueError(f"delta must be above 0 in setting {self.setting}")
+        if kind.walk and "severities" not in type(self).model_fields:
+            raise ValueError(f"setting {self.setting} needs severities, which there are not here")
+        return self
+
+    @property
+    def kind(self) -> Setting:
+        """The protocol that `setting` names."""
+        return SETTINGS[self.setting]
+
+    def walk(self, visit: int) -> tuple[int, ...]:
+        """The severities of the domain that comes as number `visit`; (0,): the benchmark's own."""
+        return (0,)
+
+    def record(self) -> dict[str, Any]:
+        """What cell.yaml holds: every key but those that are not used and None."""
+        values = self.model_dump(mode="json")
+        return {k: v for k, v in values.items() if v is not None or k not in _OPTIONAL}
+
+
+class CorruptionSettings(StreamSettings):
+    """Settings of the `-C` benchmarks."""
+
+    severity: int = Field(5, ge=1, le=5, description="severity of the corruptions")
+    severities: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        description="the walk of gradual; by default 1 up to `severity` and back",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_walk(cls, values: Any) -> Any:
+        name = values.get("setting", cls.model_fields["setting"].default)
+        kind = SETTINGS.get(name) if isinstance(name, str) else None
+        peak = values.get("severity", cls.model_fields["severity"].default)
+        if kind and kind.walk and values.get("severities") is None and peak in range(1, 6):
+            return {**values, "severities": (*range(1, peak + 1), *range(peak - 1, 0, -1))}
+        return values
+
+    @model_validator(mode="after")
+    def _severities_exist(self) -> "CorruptionSettings":
+        if self.severities is not None and not set(self.severities) <= set(range(1, 6)):
+            raise ValueError(f"severities go from 1 to 5, not {list(self.severities)}")
+        if self.kind.walk and self.severities is None:
+            raise ValueError(f"severity {self.severity!r}: write a whole number from 1 to 5")
+        return self
+
+    def walk(self, visit: int) -> tuple[int, ...]:
+        """The severities of a domain in the order of its visits, (0,) for `severity` alone."""
+        if self.severities is None:
+            return (0,)
+        if self.kind.walk == "fall_first" and visit == 0:
+            return self.severities[self.severities.index(max(self.severities)) :]
+        return self.severities
+
+
+_PARAMETERS = tuple(dict.fromkeys(key for s in SETTINGS.values() for key in s.parameters))
+_OPTIONAL = {*_PARAMETERS, "domain_order", "reset_every"}

@@ -1,0 +1,103 @@
+"""Batches of a training: which images come next, how they are augmented, what is aimed at."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from ctta_bench.errors import DataError
+from ctta_bench.pretrained import load_source_model
+from ctta_bench.stream import as_input
+from ctta_bench.training_task import Task
+
+AT_ONCE = 500  # images a pass that needs no gradient
+
+
+class TrainingBatches:
+    """Order and augmentation of a task's images, all drawn from one generator of its seed.
+
+    `state` is what a checkpoint keeps; the teacher's probabilities are made once, here.
+    """
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task, self.recipe, self.device = task, task.recipe, device
+        self.images = len(task.train.labels)
+        self.steps_an_epoch = math.ceil(self.images / task.recipe.batch_size)
+        self.generator = torch.Generator().manual_seed(task.seed)
+        self.epoch_start = self.generator.get_state()
+        self.soft_targets = self._soft_targets()
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The generator now and before the order of this epoch was drawn."""
+        return [self.generator.get_state(), self.epoch_start]
+
+    @state.setter
+    def state(self, state: list[Tensor]) -> None:
+        now, self.epoch_start = state
+        self.generator.set_state(now)
+
+    def rest_of_epoch(self, step: int) -> list[Tensor]:
+        """Numbers of the images of each step from `step` of the training to its epoch's end."""
+        done = step % self.steps_an_epoch
+        within = self.generator.get_state()
+        if done == 0:
+            self.epoch_start = within
+        self.generator.set_state(self.epoch_start)
+        order = torch.randperm(self.images, generator=self.generator)
+        if done:  # the permutation was drawn before the interrupt
+            self.generator.set_state(within)
+        return list(order.split(self.recipe.batch_size))[done:]
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented images in [0, 1] and target distributions [n, classes], on the device."""
+        images = as_input(self.task.train.load(index.numpy()))
+        mirrored = torch.zeros(len(index), dtype=torch.bool)
+        if self.recipe.augmentation != "none":
+            mirrored = torch.rand(len(index), generator=self.generator) < 0.5
+            images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+        if self.recipe.augmentation == "crop_flip":
+            images = shift(images, self.generator)
+        targets = hard_targets(self.task.train.labels[index.numpy()], self.task.num_classes)
+        if self.soft_targets is not None:
+            targets = (targets + self.soft_targets[mirrored.long(), index]) / 2
+        return images.to(self.device), targets.to(self.device)
+
+    @torch.no_grad()
+    def _soft_targets(self) -> Tensor | None:
+        """The teacher's probabilities [2, n, classes] of the images and their mirror images."""
+        if not self.recipe.teacher:
+            return None
+        teacher = load_source_model(
+            self.recipe.teacher, num_classes=self.task.num_classes, root=self.task.root
+        )
+        teacher = teacher.to(self.device).eval()
+        views: list[list[Tensor]] = [[], []]
+        for part in torch.arange(len(self.task.train.labels)).split(AT_ONCE):
+            images = as_input(self.task.train.load(part.numpy())).to(self.device)
+            for view, shown in zip(views, (images, images.flip(-1)), strict=True):
+                view.append(teacher(shown).softmax(-1).cpu())
+        return torch.stack([torch.cat(view) for view in views])
+
+
+def hard_targets(labels: np.ndarray, num_classes: int) -> Tensor:
+    """One-hot targets float [n, classes]. Raises DataError for a label out of range."""
+    numbers = torch.from_numpy(np.asarray(labels).astype(np.int64))
+    if int(numbers.min()) < 0 or int(numbers.max()) >= num_classes:
+        raise DataError(f"training images: a label is out of 0..{num_classes - 1}.")
+    return one_hot(numbers, num_classes).float()
+
+
+def shift(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images [n, c, H, W], each moved by up to an eighth of its height, zeros where nothing was."""
+    height, width = images.shape[-2:]
+    reach = height // 8
+    corners = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=generator)
+    padded = pad(images, (reach,) * 4)
+    rows = corners[0][:, None] + torch.arange(height)
+    columns = corners[1][:, None] + torch.arange(width)
+    number = torch.arange(len(images))
+    # Advanced indices in front of and behind the channel axis: it comes out last.
+    return padded[number[:, None, None], :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

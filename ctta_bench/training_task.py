@@ -1,0 +1,80 @@
+"""What is trained on what: the images, the recipe, and the network as training finds it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.model import SourceModel, find_classifier
+from ctta_bench.preprocessing import Regime, recorded_preprocessing
+from ctta_bench.pretrained import build, load_source_model
+from ctta_bench.recipes import Recipe
+from ctta_bench.stream import Benchmark, ImageSet
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what: `test` is None where a benchmark has no clean test images."""
+
+    benchmark: str
+    model: str
+    recipe: Recipe
+    train: ImageSet
+    test: ImageSet | None
+    num_classes: int
+    seed: int = 0
+    regime: Regime = "true"
+    weights: Path | None = None  # of the model to start from
+    root: Path | None = None  # data root, where weights are looked for
+
+
+def task_for(
+    benchmark: Benchmark, model: str, recipe: Recipe, folder: Path | None = None, **choices: Any
+) -> Task:
+    """The task of training `model` on a benchmark's training images, which `folder` may hold.
+
+    `choices` are further fields of Task. Raises DataError if the images are missing.
+    """
+    train, test = benchmark.training_sets(folder)
+    classes = benchmark.num_classes
+    return Task(benchmark.name, model, recipe, train, test, classes, root=benchmark.root, **choices)
+
+
+def first_model(task: Task) -> SourceModel:
+    """The model as training finds it: random, or with the weights that the recipe starts from.
+
+    Of those, a last layer for other classes is left out; all else must fit.
+    """
+    network = build(task.model, task.num_classes)
+    classifier = find_classifier(network)
+    if classifier is None or classifier.out_features != task.num_classes:
+        number = classifier.out_features if classifier is not None else "no"
+        raise ConfigError(
+            f"model {task.model} has {number} classes where {task.benchmark} has "
+            f"{task.num_classes}; choose another --model."
+        )
+    if task.recipe.start:
+        start = load_source_model(task.recipe.start, weights=task.weights, root=task.root)
+        copy_body(start.network, network, classifier, task.recipe.start)
+    elif task.weights is not None:
+        raise ConfigError("--weights: this recipe starts from random weights (see --set start=).")
+    return SourceModel(
+        network, name=task.model, preprocessing=recorded_preprocessing(network, task.regime)
+    )
+
+
+def copy_body(start: nn.Module, network: nn.Module, classifier: nn.Linear, name: str) -> None:
+    """Copy all of `start` into `network` but a classifier of another size. Raises DataError."""
+    head = {id(parameter) for parameter in classifier.parameters()}
+    ours, theirs = network.state_dict(keep_vars=True), dict(start.state_dict())
+    left_out = {k for k, v in ours.items() if id(v) in head and k in theirs}
+    left_out = {k for k in left_out if theirs[k].shape != ours[k].shape}
+    odd = sorted(theirs.keys() ^ ours.keys())
+    odd += [
+        k for k in ours if k in theirs and k not in left_out and ours[k].shape != theirs[k].shape
+    ]
+    if odd:
+        raise DataError(f"recipe: {name} does not fit the model: {', '.join(odd[:5])}.")
+    network.load_state_dict({k: v for k, v in theirs.items() if k not in left_out}, strict=False)

@@ -1,0 +1,195 @@
+"""CCC, Continuously Changing Corruptions (Press et al., 2023, RDumb): the published streams.
+
+Nine streams of 7,500,000 images at each level of difficulty: three speeds (images before the next
+change) by three seeds. Layout: ROOT/CCC/baseline_LEVEL_transition+speed_SPEED_seed_SEED/
+serial_00000.tar, ...; tars of members KEY.input.jpg (224x224) and KEY.output.cls (the class, 0 to
+999), read where they lie. A stream is a domain, in the order of its tars, and starts anew; the
+figure of the paper is the mean over the nine.
+"""
+
+import hashlib
+import tarfile
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.datasets.decoding import Geometry, decode, subfolders
+from ctta_bench.datasets.files import atomic
+from ctta_bench.datasets.imagenet import train_images
+from ctta_bench.datasets.imagenet_c import VIT_B_16
+from ctta_bench.datasets.roots import data_root
+from ctta_bench.errors import DataError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import Benchmark, ImageSet, SettingName, StreamSettings
+
+SPEEDS, SEEDS = (1000, 2000, 5000), (43, 44, 45)
+IMAGE, LABEL = "input.jpg", "output.cls"
+BLOCK = 512  # bytes of a tar's block
+URL = "https://mlcloud.uni-tuebingen.de:7443/datasets/CCC"
+
+
+class CCCSettings(StreamSettings):
+    """Settings of CCC: a level, and a reset before each of its streams."""
+
+    setting: SettingName = Field("reset", description="reset: each stream starts anew")
+    level: Literal[0, 20, 40] = Field(
+        20, description="accuracy in % of ResNet-50 that the corruptions are made for: 0 is hardest"
+    )
+    crop: int = Field(224, ge=8, le=1024, description="side of the stored images")
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """Where the images of a tar lie, in its order: offset and size in bytes int64, class int16."""
+
+    offset: np.ndarray
+    size: np.ndarray
+    label: np.ndarray
+
+
+class TarImages:
+    """The images of several tars, one after another."""
+
+    def __init__(self, tars: list[Path], indices: list[TarIndex], geometry: Geometry) -> None:
+        self.tars, self.indices, self.geometry = tars, indices, geometry
+        self.labels = np.concatenate([i.label for i in indices]).astype(np.int64)
+        self._ends = np.cumsum([len(i.label) for i in indices])
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, size, size]. Raises DataError naming an image that does not decode."""
+        side = self.geometry.size
+        out = np.empty((len(index), 3, side, side), np.uint8)
+        for row, number in enumerate(index):
+            tar = int(np.searchsorted(self._ends, number, side="right"))
+            place = int(number) - (int(self._ends[tar - 1]) if tar else 0)
+            begin, size = self.indices[tar].offset[place], self.indices[tar].size[place]
+            content = BytesIO(_mapped(self.tars[tar])[begin : begin + size].tobytes())
+            out[row] = decode(content, self.geometry, f"{self.tars[tar]}: image {place}")
+        return torch.from_numpy(out)
+
+
+@lru_cache(maxsize=8)
+def _mapped(tar: Path) -> np.ndarray:
+    return np.memmap(tar, np.uint8, "r")
+
+
+def tar_index(tar: Path, cache: Path) -> TarIndex:
+    """The index of a tar; kept in `cache`, since walking over 75,000 members takes seconds.
+
+    Raises DataError for a tar that is cut off or holds other things.
+    """
+    stat = tar.stat()
+    key = hashlib.sha256(f"{tar.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+    file = cache / f"{key[:24]}.npy"
+    try:
+        table = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):  # not there yet, or damaged: it is made anew
+        table = _walk(tar)
+        with atomic(file) as temporary, temporary.open("wb") as stream:
+            np.save(stream, table)
+    return TarIndex(*table)
+
+
+def _walk(tar: Path) -> np.ndarray:
+    """Rows offset, size and class, int64 [3, n]."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(tar, "r:") as archive:
+            for member in archive:
+                key, _, kind = member.name.rpartition("/")[2].partition(".")
+                if kind == IMAGE:
+                    images[key] = (member.offset_data, member.size)
+                elif kind == LABEL:
+                    content = archive.extractfile(member)
+                    labels[key] = int(content.read(16)) if content is not None else -1
+            end = archive.offset
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise DataError(f"{tar}: is no whole tar of CCC ({error}); download it again.") from None
+    lacking = [key for key in images if not 0 <= labels.get(key, -1) < 1000]
+    # tarfile takes a cut for the end; a whole tar ends in blocks of zeros.
+    with tar.open("rb") as file:
+        file.seek(end)
+        is_whole = file.read(BLOCK) == bytes(BLOCK)
+    if lacking or not images or not is_whole:
+        what = f"image {lacking[0]} has no class" if lacking else "it is cut off"
+        raise DataError(f"{tar}: is no whole tar of CCC ({what}); download it again.")
+    return np.asarray([(*place, labels[key]) for key, place in images.items()], np.int64).T
+
+
+@BENCHMARKS.register_module("ccc")
+class CCC(Benchmark):
+    """CCC: corruptions that fade into each other, nine streams of 7,500,000 images a level."""
+
+    Settings = CCCSettings
+    name = "ccc"
+    num_classes = 1000
+    default_model = VIT_B_16
+    decodes = True
+
+    @property
+    def home(self) -> Path:
+        """ROOT/CCC."""
+        return data_root(self.root) / "CCC"
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The nine streams of the level."""
+        level = self.settings.level
+        return tuple(stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS)
+
+    def strangers(self) -> list[str]:
+        """Folders that are no stream of any level."""
+        known = {stream_name(b, v, s) for b in (0, 20, 40) for v in SPEEDS for s in SEEDS}
+        return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
+
+    def problems(self) -> list[str]:
+        """Streams without a tar, and a cache that would be vast."""
+        if self.decoded_cache is not None:
+            return [
+                "its decoded images are not cached, a stream of them would take 1.1 TB; leave out "
+                "--cache-decoded."
+            ]
+        missing = [n for n in self.chosen_domains() if not self._tars(n)]
+        return [
+            f"no tars in {self.home / n}: fetch serial_00000.tar and so on from {URL}/{n}/, or "
+            f"choose among the streams with --set domains=[NAME]."
+            for n in missing
+        ]
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """A stream: the images of its tars, as far as `examples` reaches."""
+        wanted, found, indices = self.settings.examples, 0, []
+        tars = self._tars(name)
+        if not tars:
+            raise DataError(f"no tars in {self.home / name}.")
+        for tar in tars:
+            indices.append(tar_index(tar, user_cache_path("ctta-bench") / "ccc"))
+            found += len(indices[-1].label)
+            if wanted is not None and found >= wanted:
+                break
+        return TarImages(tars[: len(indices)], indices, Geometry(self.settings.crop))
+
+    def source(self) -> ImageSet | None:
+        """ImageNet's training images, if ROOT/imagenet2012/train is there."""
+        crop = self.settings.crop
+        return train_images(data_root(self.root), Geometry(crop, "crop", round(crop * 256 / 224)))
+
+    def source_place(self) -> str:
+        """ROOT/imagenet2012/train."""
+        return f"{data_root(self.root) / 'imagenet2012' / 'train'}, a folder for each synset"
+
+    def _tars(self, name: str) -> list[Path]:
+        return sorted((self.home / name).glob("serial_*.tar"))
+
+
+def stream_name(level: int, speed: int, seed: int) -> str:
+    """The name of a stream as its authors write it."""
+    return f"baseline_{level}_transition+speed_{speed}_seed_{seed}"

@@ -1,0 +1,196 @@
+"""CIFAR10-C and CIFAR100-C (Hendrycks and Dietterich, 2019): the .npy files of Zenodo.
+
+Layout: ROOT/CIFAR-10-C/CORRUPTION.npy, uint8 [5 n, 32, 32, 3], severity s in rows (s - 1) n to s n,
+and labels.npy, [5 n]; n is 10,000 as published. Files are memory-mapped, never read whole. Clean
+images: ROOT/cifar-10-batches-py or ROOT/cifar-100-python; the training set is the source set.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
+from ctta_bench.datasets.python_batches import read_batches
+from ctta_bench.datasets.roots import data_root, how_to_get, provenance
+from ctta_bench.errors import DataError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageSet
+
+CLEAN = "clean"
+SEVERITIES = (1, 2, 3, 4, 5)
+SIDE = 32
+
+
+@dataclass(frozen=True)
+class SeverityRows:
+    """The images of one severity: rows `first` on of a file. Only the path goes to a worker."""
+
+    file: Path
+    first: int
+    labels: np.ndarray
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, 32, 32]."""
+        rows = mapped(self.file)[self.first + np.asarray(index)]
+        return torch.from_numpy(np.ascontiguousarray(rows.transpose(0, 3, 1, 2)))
+
+
+@functools.lru_cache(maxsize=64)
+def mapped(file: Path) -> np.ndarray:
+    """An array as a memory map. Raises DataError if it is damaged or holds Python objects."""
+    try:
+        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"no file {file}.") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"{file}: is no whole .npy array ({reason}); download or extract it again."
+        ) from None
+    return array
+
+
+class CifarC(Benchmark):
+    """Base of both sets."""
+
+    Settings = CorruptionSettings
+    severities = SEVERITIES
+    folder = ""
+    clean_folder = ""
+    label_key = ""
+    splits: Mapping[str, tuple[str, ...]] = {}  # files of the clean set
+
+    @property
+    def home(self) -> Path:
+        """ROOT/`folder`."""
+        return data_root(self.root) / self.folder
+
+    @property
+    def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
+        """Set for self-made images."""
+        return provenance(self.home)
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The 15 corruptions in the field's order."""
+        return CORRUPTIONS
+
+    def extra_domains(self) -> tuple[str, ...]:
+        """The four hold-out corruptions, and the clean test images."""
+        return (*HOLD_OUT, CLEAN)
+
+    def strangers(self) -> list[str]:
+        """Files beside the corruptions."""
+        known = {*CORRUPTIONS, *HOLD_OUT, "labels"}
+        return sorted(p.name for p in self.home.glob("*.npy") if p.stem not in known)
+
+    def problems(self) -> list[str]:
+        """Files that the stream needs and that are missing or of the wrong shape."""
+        if not self.home.is_dir():
+            return [
+                f"no folder {self.home}; expected are CORRUPTION.npy and labels.npy in it. "
+                + how_to_get(self.name, data_root(self.root))
+            ]
+        found = []
+        for name, severity in self.needed():
+            try:
+                self.domain(name, severity)
+            except DataError as error:
+                found.append(str(error))
+        return list(dict.fromkeys(found))
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """The test images under one corruption, in the order of the file."""
+        if name == CLEAN:
+            return self._clean("test")
+        labels = self._labels()
+        file = self.home / f"{name}.npy"
+        if not file.is_file():
+            raise DataError(
+                f"no file {file}, expected {len(labels) // 5:,} x 5 images (uint8); "
+                + how_to_get(self.name, data_root(self.root))
+            )
+        array, shape = mapped(file), (len(labels), SIDE, SIDE, 3)
+        if array.dtype != np.uint8 or array.shape != shape:
+            raise DataError(
+                f"{file}: holds {array.dtype} {list(array.shape)}, expected uint8 {list(shape)}, "
+                f"as many rows as labels.npy; {how_to_get(self.name, data_root(self.root))}"
+            )
+        count = len(labels) // 5
+        first = ((severity or self.settings.severity) - 1) * count
+        return SeverityRows(file, first, labels[first : first + count])
+
+    def source(self) -> ImageSet | None:
+        """The training images, if the clean set is there."""
+        return self._clean("train") if (data_root(self.root) / self.clean_folder).is_dir() else None
+
+    def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
+        """All clean training and test images, of `folder` or below the data root."""
+        place = folder or data_root(self.root) / self.clean_folder
+        if not place.is_dir():
+            raise DataError(
+                f"no folder {place}; expected are {', '.join(self.splits['train'])} in it (CIFAR's "
+                "python version); name another with --train-data FOLDER."
+            )
+        return self._clean("train", place), self._clean("test", place)
+
+    def source_place(self) -> str:
+        """ROOT/`clean_folder`."""
+        return f"{data_root(self.root) / self.clean_folder} (CIFAR's python version)"
+
+    def _clean(self, split: str, folder: Path | None = None) -> ImageSet:
+        folder = folder or data_root(self.root) / self.clean_folder
+        files = tuple(folder / name for name in self.splits[split])
+        images, labels = read_batches(files, self.label_key)
+        return ArrayImages(images, in_range(labels, self.num_classes, folder))
+
+    def _labels(self) -> np.ndarray:
+        file = self.home / "labels.npy"
+        labels = mapped(file)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
+            raise DataError(
+                f"{file}: holds {labels.dtype} {list(labels.shape)}, expected whole numbers, a row "
+                "for each image of the five severities."
+            )
+        return in_range(labels, self.num_classes, file)
+
+
+def in_range(labels: np.ndarray, num_classes: int, file: Path) -> np.ndarray:
+    """Labels as int64. Raises DataError if one is no class."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise DataError(
+            f"{file}: label {int(labels[wrong[0]])} in row {wrong[0]} is none of the {num_classes} "
+            "classes; is this the file of another set?"
+        )
+    return labels.astype(np.int64)
+
+
+@BENCHMARKS.register_module("cifar10_c")
+class Cifar10C(CifarC):
+    """CIFAR10-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
+
+    name = "cifar10_c"
+    default_model = "cifar10_vit_base"
+    folder = "CIFAR-10-C"
+    num_classes = 10
+    clean_folder = "cifar-10-batches-py"
+    label_key = "labels"
+    splits = {"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)}
+
+
+@BENCHMARKS.register_module("cifar100_c")
+class Cifar100C(CifarC):
+    """CIFAR100-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
+
+    name = "cifar100_c"
+    default_model = "cifar100_vit_base"
+    folder = "CIFAR-100-C"
+    num_classes = 100
+    clean_folder = "cifar-100-python"
+    label_key = "fine_labels"
+    splits = {"train": ("train",), "test": ("test",)}

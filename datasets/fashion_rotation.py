@@ -1,0 +1,53 @@
+"""fashion_rotation: the embedded images under another label set, how far each has been turned.
+
+Every image stands at 0, 90, 180 and 270 degrees and is labelled by its quarter turns, so the label
+is independent of the ten classes to the last image (the task of Gidaris et al. 2018,
+arXiv:1803.07728). A model of the classes knows nothing of it: fine-tuning on it is a semantic
+shift, as CIFAR-100 is for a model of ImageNet.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from ctta_bench.datasets.fashion import read
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import ArrayImages, Benchmark, ImageOrder, ImageSet, StreamSettings
+
+TURNS = 4
+
+
+class RotationSettings(StreamSettings):
+    """Settings of fashion_rotation."""
+
+    batch_size: int = Field(50, ge=1, description="images a batch")
+    order: ImageOrder = Field("shuffled", description="order inside the domain")
+
+
+@BENCHMARKS.register_module("fashion_rotation")
+class FashionRotation(Benchmark):
+    """Quarter turns of Fashion-MNIST, embedded: another label set, for fine-tuning alone."""
+
+    Settings = RotationSettings
+    name = "fashion_rotation"
+    num_classes = TURNS
+    default_model = "fashion_vit"
+    other_labels = True
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The one domain."""
+        return ("rotation",)
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """8,000 test images: 2,000 at four turns each."""
+        return turned(*read("test"))
+
+    def source(self) -> ImageSet:
+        """4,000 training images: 1,000 at four turns each, labelled by the turn."""
+        return turned(*read("source"))
+
+
+def turned(images: np.ndarray, _: np.ndarray) -> ArrayImages:
+    """Image i [h, w] of n at turn t as number 4 i + t, labelled t: the first ones are balanced."""
+    views = np.stack([np.rot90(images, turn, axes=(1, 2)) for turn in range(TURNS)], axis=1)
+    labels = np.tile(np.arange(TURNS, dtype=np.int64), len(images))
+    return ArrayImages(views.reshape(-1, *images.shape[1:]), labels)

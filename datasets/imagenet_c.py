@@ -1,0 +1,124 @@
+"""ImageNet-C (Hendrycks and Dietterich, 2019) and ImageNet-3DCC (Kar et al., 2022).
+
+Layout: ROOT/ImageNet-C/CORRUPTION/SEVERITY/SYNSET/ILSVRC2012_val_XXXXXXXX.JPEG, 50,000 images of
+224x224 a severity, as published; ROOT/ImageNet-3DCC likewise. Streamed are RobustBench's 5,000 of
+them in the order of its list, as in the published tables, or all 50,000 in the order of their
+numbers (`images=all`).
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_serializer
+
+from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
+from ctta_bench.datasets.decoding import Geometry, subfolders
+from ctta_bench.datasets.file_benchmark import FileBenchmark, FileSettings
+from ctta_bench.datasets.file_images import FileImages
+from ctta_bench.datasets.image_lists import (
+    all_files,
+    listed_files,
+    read_list,
+    robustbench_files,
+)
+from ctta_bench.datasets.imagenet import FOLDER as CLEAN_FOLDER
+from ctta_bench.datasets.imagenet import class_folders
+from ctta_bench.datasets.roots import data_root, how_to_get
+from ctta_bench.errors import DataError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import CorruptionSettings
+
+CLEAN = "clean"
+VIT_B_16 = "timm:vit_base_patch16_224.augreg_in21k_ft_in1k"
+CORRUPTIONS_3D = (
+    "near_focus", "far_focus", "bit_error", "color_quant", "flash", "fog_3d", "h265_abr",
+    "h265_crf", "iso_noise", "low_light", "xy_motion_blur", "z_motion_blur",
+)  # fmt: skip
+
+
+class ImageNetCSettings(FileSettings, CorruptionSettings):
+    """Settings of ImageNet-C and -3DCC."""
+
+    images: Literal["list", "all"] | Path = Field(
+        "list", description="RobustBench's 5,000, all, or the path of a list of SYNSET/FILE"
+    )
+
+    @field_serializer("images")
+    def _content_of_a_list(self, value: Literal["list", "all"] | Path) -> str:
+        """A list is what it says, wherever it lies: its hash is part of a cell's identity."""
+        if isinstance(value, str):
+            return value
+        content = "\n".join(read_list(value))
+        return f"list sha256 {hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+class CorruptionFolders(FileBenchmark):
+    """Base of benchmarks of the layout ROOT/`folder`/CORRUPTION/SEVERITY/SYNSET/FILE."""
+
+    Settings = ImageNetCSettings
+    num_classes = 1000
+    default_model = VIT_B_16
+    severities = (1, 2, 3, 4, 5)
+    corruptions: tuple[str, ...] = ()
+    hold_out: tuple[str, ...] = ()
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The corruptions in the field's order."""
+        return self.corruptions
+
+    def extra_domains(self) -> tuple[str, ...]:
+        """Corruptions of the archive that are no part of the mean, and clean validation images."""
+        return (*self.hold_out, CLEAN)
+
+    def strangers(self) -> list[str]:
+        """Folders beside the corruptions."""
+        known = {*self.corruptions, *self.hold_out}
+        return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
+
+    def missing(self) -> str:
+        """The sentence for a set that is not there at all."""
+        return (
+            f"no folder {self.home}; expected is {self.folder}/CORRUPTION/SEVERITY/SYNSET/FILE. "
+            + how_to_get(self.name, data_root(self.root))
+        )
+
+    def files(self, name: str, severity: int) -> FileImages:
+        """The images of a corruption that `images` names, in its order."""
+        root = data_root(self.root)
+        if name == CLEAN:
+            folder, geometry = root / CLEAN_FOLDER / "val", self.cropped
+        else:
+            folder = self.home / name / str(severity)
+            geometry = Geometry(self.settings.crop)  # published at this size: another is an error
+        if not folder.is_dir():
+            raise DataError(f"no folder {folder}; {how_to_get(self.name, root)}")
+        match self.settings.images:
+            case "all":
+                return all_files(folder, geometry)
+            case "list":
+                images, note = robustbench_files(folder, geometry)
+                self.notes |= {note} if note else set()
+                return images
+            case file:
+                class_folders(folder)
+                return listed_files(folder, read_list(file), str(file), geometry)
+
+
+@BENCHMARKS.register_module("imagenet_c")
+class ImageNetC(CorruptionFolders):
+    """ImageNet-C: 15 corruptions and 4 hold-out ones at 5 severities, 5,000 or 50,000 images."""
+
+    name = "imagenet_c"
+    folder = "ImageNet-C"
+    corruptions = CORRUPTIONS
+    hold_out = HOLD_OUT
+
+
+@BENCHMARKS.register_module("imagenet_3dcc")
+class ImageNet3DCC(CorruptionFolders):
+    """ImageNet-3DCC: 12 corruptions that know the scene's depth, at 5 severities."""
+
+    name = "imagenet_3dcc"
+    folder = "ImageNet-3DCC"
+    corruptions = CORRUPTIONS_3D

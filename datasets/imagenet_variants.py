@@ -1,0 +1,109 @@
+"""ImageNet-R, -A, -Sketch and -V2: other pictures of ImageNet's classes, one domain each.
+
+Layout: ROOT/imagenet-r/SYNSET/*.jpg, ROOT/imagenet-a/SYNSET/*.jpg, ROOT/ImageNet-Sketch/sketch/
+SYNSET/*.JPEG, ROOT/imagenet-v2/imagenetv2-matched-frequency-format-val/CLASS/*.jpeg, where CLASS is
+a number from 0 to 999. Images have any size: the shorter side is resized, the centre cut out. Files
+are sorted by class, so the seed shuffles them by default.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from ctta_bench.datasets.decoding import image_names, subfolders
+from ctta_bench.datasets.file_benchmark import FileBenchmark, FileSettings
+from ctta_bench.datasets.file_images import FileImages
+from ctta_bench.datasets.imagenet import class_files, positions, synsets
+from ctta_bench.datasets.imagenet_c import VIT_B_16
+from ctta_bench.datasets.roots import data_root, how_to_get
+from ctta_bench.errors import DataError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import ImageOrder
+
+
+class VariantSettings(FileSettings):
+    """Settings of the ImageNet variants: shuffled by default."""
+
+    order: ImageOrder = Field(
+        "shuffled", description="inside a domain: by class and name, or shuffled by the seed"
+    )
+
+
+class Variant(FileBenchmark):
+    """Base of the variants with synset folders."""
+
+    Settings = VariantSettings
+    num_classes = 1000
+    num_logits = 1000  # of the model, before it is cut to the set's classes
+    default_model = VIT_B_16
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The whole set."""
+        return (self.name,)
+
+    def missing(self) -> str:
+        """The sentence for a set that is not there."""
+        return f"no folder {self.home}. {how_to_get(self.name, data_root(self.root))}"
+
+    def files(self, name: str, severity: int) -> FileImages:
+        """All images, sorted by class and name."""
+        return class_files(self.home, self.cropped, synsets(self.classes))
+
+    @classmethod
+    def model_classes(cls) -> tuple[int, ...] | None:
+        """The set's classes among ImageNet's 1,000, if they are fewer."""
+        return positions(cls.classes) if cls.num_classes < cls.num_logits else None
+
+
+@BENCHMARKS.register_module("imagenet_r")
+class ImageNetR(Variant):
+    """ImageNet-R: 30,000 renditions (art, cartoons, toys, ...) of 200 classes."""
+
+    name = "imagenet_r"
+    folder = "imagenet-r"
+    num_classes = 200
+    classes = "imagenet_r"
+
+
+@BENCHMARKS.register_module("imagenet_a")
+class ImageNetA(Variant):
+    """ImageNet-A: 7,500 photographs of 200 classes that ResNet-50 gets wrong."""
+
+    name = "imagenet_a"
+    folder = "imagenet-a"
+    num_classes = 200
+    classes = "imagenet_a"
+
+
+@BENCHMARKS.register_module("imagenet_sketch")
+class ImageNetSketch(Variant):
+    """ImageNet-Sketch: 50,889 black-and-white sketches of all 1,000 classes."""
+
+    name = "imagenet_sketch"
+    folder = "ImageNet-Sketch/sketch"
+
+
+@BENCHMARKS.register_module("imagenet_v2")
+class ImageNetV2(Variant):
+    """ImageNet-V2: 10,000 new photographs of all 1,000 classes, matched in frequency."""
+
+    name = "imagenet_v2"
+    folder = "imagenet-v2/imagenetv2-matched-frequency-format-val"
+
+    def files(self, name: str, severity: int) -> FileImages:
+        """All images, sorted by class number (as names, 100 would come before 2) and file."""
+        numbers = subfolders(self.home)
+        strange = [n for n in numbers if not (n.isascii() and n.isdigit() and int(n) < 1000)]
+        if strange:
+            raise DataError(
+                f"{self.home}: the folder {strange[0]!r} is no class number from 0 to 999; rename "
+                "or move it."
+            )
+        names: list[str] = []
+        labels: list[int] = []
+        for number in sorted(numbers, key=int):
+            images = image_names(self.home / number)
+            names += [f"{number}/{image}" for image in images]
+            labels += [int(number)] * len(images)
+        if not names:
+            raise DataError(f"{self.home}: holds no images in folders 0 to 999.")
+        return FileImages(self.home, names, np.asarray(labels, np.int64), self.cropped)

@@ -1,0 +1,240 @@
+"""Rehearsals: small sets in the true layout of a benchmark, made from the embedded images.
+
+Folder names, file names, formats and shapes are the true ones, so that readers, settings and whole
+experiments run before anything is downloaded; the images are Fashion-MNIST, few of them.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ctta_bench.datasets.clean import CleanFolder, CleanImages, store
+from ctta_bench.datasets.corruptions import CORRUPTIONS, U8
+from ctta_bench.datasets.decoding import Geometry
+from ctta_bench.datasets.files import atomic, digest_of, writing
+from ctta_bench.datasets.making import make_set
+from ctta_bench.datasets.manifest import new_manifest, write_manifest
+from ctta_bench.datasets.pickled_batches import Value, pickled_batch
+from ctta_bench.datasets.shards import Layout, Recipe
+from ctta_bench.errors import ConfigError, DataError
+
+LAYOUTS = ("imagenet_c", "cifar10_c", "cifar100_c")
+EMBEDDED = Path(__file__).parent / "embedded"
+IMAGES = 10  # of each corruption and severity
+TRAINING = 30  # images of the source set
+# True synsets for the ten classes of the embedded images, the nearest in meaning: jersey, jean,
+# sweatshirt, hoopskirt, trench coat, sandal, lab coat, running shoe, backpack, cowboy boot.
+SYNSETS = (
+    "n03595614",
+    "n03594734",
+    "n04370456",
+    "n03534580",
+    "n04479046",
+    "n04133789",
+    "n03630383",
+    "n04120489",
+    "n02769748",
+    "n03124043",
+)
+
+
+def rehearse(
+    layout: str,
+    root: Path,
+    *,
+    images: int = IMAGES,
+    workers: int = 1,
+    report: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Make the rehearsal of a benchmark under `root`; returns its folders.
+
+    images: per corruption and severity, 1 to 2,000. Interrupted, the next call goes on. Raises
+    ConfigError for an unknown layout, DataError where other data is in the way.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"--layout {layout!r}: choose {', '.join(LAYOUTS)}.")
+    if not 1 <= images <= 2000:
+        raise ConfigError(f"--images {images}: the package holds 1 to 2000.")
+    made = _imagenet if layout == "imagenet_c" else _cifar
+    staging = root / f".rehearsal-{layout}"
+    try:
+        with writing(staging):
+            staging.mkdir(parents=True, exist_ok=True)
+        return made(layout, root, staging, images, workers, report)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def embedded(split: str, count: int) -> tuple[U8, np.ndarray]:
+    """The first `count` grey images [n, 28, 28] of a split, classes in turn, and their labels."""
+    with np.load(EMBEDDED / f"fashion_{split}.npz", allow_pickle=False) as arrays:
+        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
+    # The first of each class, then the second of each, ...: few images show all classes.
+    rank = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange((labels == label).sum())
+    chosen = np.lexsort((labels, rank))[:count]
+    return images[chosen], labels[chosen]
+
+
+def _make(
+    clean: CleanImages,
+    target: Path,
+    layout: Layout,
+    workers: int,
+    report: Callable[[int, int], None] | None,
+) -> None:
+    parameters = "cifar" if layout == "arrays" else "imagenet"
+    # Frost from the package: the full-size pictures of the ImageNet parameters are not in it.
+    make_set(
+        clean,
+        target,
+        Recipe(layout, parameters, frost="cifar"),
+        corruptions=CORRUPTIONS,
+        workers=workers,
+        facts={"rehearsal": True},
+        report=report,
+    )
+
+
+def _put(file: Path, content: bytes) -> None:
+    """Write a file unless it is there. Raises DataError if it is there with other content."""
+    if file.exists():
+        if file.read_bytes() != content:
+            raise DataError(
+                f"{file}: is there with other content, and nothing is overwritten; choose another "
+                "--root or move it away."
+            )
+        return
+    with atomic(file) as temporary:
+        temporary.write_bytes(content)
+
+
+def _witness(folder: Path, places: list[str]) -> None:
+    """A manifest of source images, so that `data verify` knows them from the published ones."""
+    manifest = new_manifest({"rehearsal": True})
+    manifest["units"] = {place: list(digest_of(folder / place)) for place in places}
+    write_manifest(folder, manifest)
+
+
+# -- CIFAR: arrays, and python batches as source ---------------------------------------------------
+
+
+def _cifar(
+    layout: str,
+    root: Path,
+    staging: Path,
+    count: int,
+    workers: int,
+    report: Callable[[int, int], None] | None,
+) -> list[Path]:
+    is_hundred = layout == "cifar100_c"
+    name = "CIFAR-100-C" if is_hundred else "CIFAR-10-C"
+    test, train = _small(*embedded("test", count)), _small(*embedded("source", TRAINING))
+    if is_hundred:
+        test, train = (_hundred(*test), _hundred(*train))
+    _make(store(*test, staging), root / name, "arrays", workers, report)
+    files = list(_hundred_files(test, train) if is_hundred else _ten_files(test, train))
+    folder = root / ("cifar-100-python" if is_hundred else "cifar-10-batches-py")
+    for file, entries in files:
+        _put(folder / file, pickled_batch(entries))
+    _witness(folder, [file for file, _ in files])
+    return [root / name, folder]
+
+
+def _small(images: U8, labels: np.ndarray) -> tuple[U8, np.ndarray]:
+    """32 x 32 RGB, as CIFAR's."""
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    return np.repeat(padded[..., None], 3, axis=-1), labels
+
+
+def _hundred(images: U8, labels: np.ndarray) -> tuple[U8, np.ndarray]:
+    """Ten classes out of each: the tens are the embedded class, the units go round."""
+    return images, labels * 10 + np.arange(len(labels)) // 10 % 10
+
+
+def _rows(images: U8) -> np.ndarray:
+    """CIFAR's rows of 3,072: the red plane, the green one, the blue one."""
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+
+
+def _names(count: int, what: str) -> list[bytes]:
+    return [f"{what}_{number:05d}.png".encode() for number in range(count)]
+
+
+def _ten_files(test: Any, train: Any) -> Iterator[tuple[str, dict[bytes, Value]]]:
+    parts = [*zip(*(np.array_split(array, 5) for array in train), strict=True), test]
+    for number, (images, labels) in enumerate(parts, 1):
+        is_test = number == 6
+        title = b"testing batch 1 of 1" if is_test else f"training batch {number} of 5".encode()
+        entries: dict[bytes, Value] = {
+            b"batch_label": title,
+            b"labels": labels.tolist(),
+            b"data": _rows(images),
+            b"filenames": _names(len(images), "test" if is_test else f"train{number}"),
+        }
+        yield "test_batch" if is_test else f"data_batch_{number}", entries
+    classes = [f"class {label}".encode() for label in range(10)]
+    facts: dict[bytes, Value] = {
+        b"num_cases_per_batch": len(parts[0][1]),
+        b"label_names": classes,
+        b"num_vis": 3072,
+    }
+    yield "batches.meta", facts
+
+
+def _hundred_files(test: Any, train: Any) -> Iterator[tuple[str, dict[bytes, Value]]]:
+    for name, title, (images, labels) in (
+        ("train", b"training batch 1 of 1", train),
+        ("test", b"testing batch 1 of 1", test),
+    ):
+        entries: dict[bytes, Value] = {
+            b"filenames": _names(len(images), name),
+            b"batch_label": title,
+            b"fine_labels": labels.tolist(),
+            b"coarse_labels": (labels // 5).tolist(),
+            b"data": _rows(images),
+        }
+        yield name, entries
+    fine, coarse = (
+        [f"{kind} {n}".encode() for n in range(m)] for kind, m in (("class", 100), ("group", 20))
+    )
+    yield "meta", {b"fine_label_names": fine, b"coarse_label_names": coarse}
+
+
+# -- ImageNet: folders of synsets ------------------------------------------------------------------
+
+
+def _imagenet(
+    layout: str,
+    root: Path,
+    staging: Path,
+    count: int,
+    workers: int,
+    report: Callable[[int, int], None] | None,
+) -> list[Path]:
+    clean = root / "imagenet2012"
+    for split, size in (("test", count), ("source", TRAINING)):
+        for number, (image, label) in enumerate(zip(*embedded(split, size), strict=True), 1):
+            synset = SYNSETS[label]
+            name = f"ILSVRC2012_val_{number:08d}" if split == "test" else f"{synset}_{number}"
+            folder = "val" if split == "test" else "train"
+            _put(clean / folder / synset / f"{name}.JPEG", _photograph(image))
+    source = CleanFolder(clean / "val", Geometry(224, "crop", 256))
+    _make(source, root / "ImageNet-C", "folders", workers, report)
+    _witness(clean, ["train", "val"])
+    return [root / "ImageNet-C", clean]
+
+
+def _photograph(image: U8) -> bytes:
+    """A 320 x 280 JPEG of a 28 x 28 image, so that resizing and cropping have something to do."""
+    large = Image.fromarray(image).resize((280, 280), Image.Resampling.BICUBIC)
+    canvas, stream = Image.new("RGB", (320, 280)), BytesIO()
+    canvas.paste(large, (20, 0))
+    canvas.save(stream, "JPEG", quality=90)
+    return stream.getvalue()

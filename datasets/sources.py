@@ -1,0 +1,104 @@
+"""Where data comes from: sources.yaml, read and checked."""
+
+import difflib
+import functools
+import re
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.registry import canonical
+
+TABLE = Path(__file__).with_name("sources.yaml")
+
+
+class Archive(BaseModel):
+    """A file to fetch, and what it unpacks to: the folders `provides` in ROOT/`into`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    part: str
+    file: str = Field(pattern=r"^[\w.-]+$")
+    url: str = Field(pattern=r"^https?://")
+    bytes: int | None = Field(ge=1)
+    md5: str | None = Field(pattern=r"^[0-9a-f]{32}$")
+    into: str
+    provides: tuple[str, ...]
+    group: int = Field(
+        0, ge=0, description="levels of folders with a checksum of their own; 0: all"
+    )
+    optional: bool = False
+
+    @property
+    def what_is_checked(self) -> str:
+        """The checks that this file gets, in words."""
+        size = f"{self.bytes:,} bytes" if self.bytes else "size unknown"
+        return f"{size}, md5 {self.md5 or 'unknown, the size alone is checked'}"
+
+
+class Source(BaseModel):
+    """What is known of a benchmark's data; either `archives` or `by_hand`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    layout: str
+    archives: tuple[Archive, ...] = ()
+    by_hand: str | None = None
+    md5: dict[str, str] = {}
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders under the data root that the layout speaks of first."""
+        if not self.archives:
+            return [self.layout.partition("/")[0]]
+        names = [[*a.provides] if a.into == "." else [a.into] for a in self.archives]
+        return list(dict.fromkeys(name for group in names for name in group))
+
+    @property
+    def bytes(self) -> int:
+        """Size of the archives that are fetched without --part, as far as it is known."""
+        return sum(archive.bytes or 0 for archive in self.chosen(()))
+
+    def chosen(self, parts: tuple[str, ...]) -> tuple[Archive, ...]:
+        """The archives of these parts; without names, all that aren't optional.
+
+        Raises ConfigError for a part that the benchmark lacks.
+        """
+        known = {archive.part: archive for archive in self.archives}
+        for part in parts:
+            if part not in known:
+                raise ConfigError(f"--part {part!r}: choose {', '.join(known)}.")
+        return tuple(a for a in self.archives if (a.part in parts if parts else not a.optional))
+
+
+@functools.cache
+def sources() -> dict[str, Source]:
+    """Every source by its benchmark's name."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return {name: Source.model_validate(entry) for name, entry in table.items()}
+
+
+def find_source(name: str) -> Source:
+    """The source of a benchmark. Raises ConfigError with close names."""
+    table = sources()
+    if canonical(name) not in table:
+        close = difflib.get_close_matches(canonical(name), table, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"no data is known for {name!r}.{hint} `ctta-bench data list` shows all {len(table)}."
+        )
+    return table[canonical(name)]
+
+
+def by_hand_sentence(name: str, root: Path) -> str:
+    """Where a person gets what is not fetched, and how the folder must look then."""
+    source = find_source(name)
+    assert source.by_hand is not None
+    layout = re.sub(r"\s+", " ", source.layout)
+    return (
+        f"{canonical(name)} is not fetched by this command: {source.by_hand}; unpack it so that "
+        f"{root} holds {layout}."
+    )

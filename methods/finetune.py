@@ -1,0 +1,96 @@
+"""Supervised fine-tuning on the benchmark's labels: a control of PAID's geometry, no adaptation.
+
+The paper of PAID fine-tunes its model on CIFAR-100 (3 epochs, warm-up and cosine; learning rate and
+batch size not given) as the semantic shift beside adaptation to corruptions. Here all linear
+layers of the blocks learn freely, with a new head, or through the adapter of another method:
+`adapter: paid` keeps the angles between neurons under labels, too. All learning happens in the
+warm-up; the stream is predicted only.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ctta_bench.errors import MethodError
+from ctta_bench.injection import bare_weights, inject, role_layers
+from ctta_bench.method import NEWER, Method, WarmupHyperparameters
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("finetune")
+class Finetune(Method):
+    """Supervised fine-tuning on the source set's labels before the stream; no adaptation."""
+
+    checked_against = "the formula alone"
+    passes_per_image = (1, 0)
+    warmup_access = "labelled"
+    learns_labels = True
+    exempt = {
+        "every_declared_tensor_changes": "all learning is before the stream",
+        "nan_images": "there is no update on the stream that could be left out",
+    }
+
+    class Hyperparameters(WarmupHyperparameters):
+        """What learns, and the recipe."""
+
+        adapter: Literal["none", "paid", "lora", "dora"] = Field(
+            "none", description="whose adapter (with its defaults) learns; none: the weights"
+        )
+        labels: int = Field(0, ge=0, description="size of a new head; 0 keeps the model's own")
+        warmup_epochs: int = Field(3, ge=0, description="epochs", json_schema_extra=NEWER)
+        warmup_batch_size: int = Field(64, ge=1, description="batch size", json_schema_extra=NEWER)
+        warmup_schedule: Literal["constant", "cosine", "steps"] = Field(
+            "cosine",
+            description="of its rate; cosine and steps rise through the first epoch",
+            json_schema_extra=NEWER,
+        )
+        warmup_cosine_epochs: int = Field(
+            3, ge=1, description="epochs until a cosine is at 0", json_schema_extra=NEWER
+        )
+
+    def setup(self) -> None:
+        """Free the layers, or swap in adapters; a new head starts at zero."""
+        head = self.model.classifier
+        parameters = self._adapters() if self.hp.adapter != "none" else self._layers()
+        if self.hp.labels:
+            _renew(head, self.hp.labels)
+        parameters |= {f"head.{name}": value for name, value in head.named_parameters()}
+        self.adapt_only(parameters)
+        # The warm-up brings its own; a method without any updates on the stream steps nowhere.
+        self.optimizer = torch.optim.SGD(list(parameters.values()), lr=0.0)
+
+    def _layers(self) -> dict[str, nn.Parameter]:
+        """Weights and biases of all linear layers with a role in the blocks."""
+        found = {
+            f"{layer.name}.{name}": value
+            for layer in role_layers(self.model)
+            for name, value in layer.module.named_parameters()
+        }
+        bare = bare_weights(self.model)
+        found |= {f"{w.name}.{w.parameter}": getattr(w.module, w.parameter) for w in bare}
+        if not found:
+            raise MethodError(
+                f"model {self.model.name} has no linear layers in attention or MLP blocks, which "
+                "finetune trains."
+            )
+        return found
+
+    def _adapters(self) -> dict[str, nn.Parameter]:
+        owner = METHODS.get(self.hp.adapter)
+        settings = owner.Hyperparameters()
+        return inject(self.model, "qkvom", lambda weight: owner.adapter(weight, settings))
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Logits, and no update."""
+        with torch.no_grad():
+            return self.model(images)
+
+
+def _renew(head: nn.Linear, labels: int) -> None:
+    """Make a linear layer one of `labels` outputs at zero, in place: all who hold it see it."""
+    head.weight = nn.Parameter(head.weight.new_zeros(labels, head.in_features))
+    if head.bias is not None:
+        head.bias = nn.Parameter(head.bias.new_zeros(labels))
+    head.out_features = labels

@@ -1,0 +1,60 @@
+"""Curves over a swept hyper-parameter, and over batch sizes."""
+
+import numpy as np
+import pandas as pd
+
+from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.sweeps import batch_size_sweeps, sweep_figure, sweeps
+
+
+def only_group(runs_dir):
+    (group,) = load(runs_dir).groups()
+    return group
+
+
+def test_a_swept_value_makes_a_curve_with_its_spread(runs_dir, cell):
+    for rank, errors in ((2, (0.30, 0.34)), (8, (0.20, 0.20)), (12, (0.10, 0.12))):
+        for seed, rate in enumerate(errors):
+            cell("paid", {"noise": rate}, seed=seed, hyperparameters={"rank": rank, "lr": 0.1})
+    cell("source", {"noise": 0.5})
+    (sweep,) = sweeps(only_group(runs_dir))
+    assert sweep.key == "rank"
+    assert sweep.source == 50.0
+    assert sweep.points["value"].tolist() == [2, 8, 12]
+    np.testing.assert_allclose(sweep.points["mean"], [32.0, 20.0, 11.0])
+    np.testing.assert_allclose(sweep.points["std"], [2 * 2**0.5, 0.0, 2**0.5], atol=1e-9)
+
+
+def test_a_second_swept_value_makes_a_line_each(runs_dir, cell):
+    for lr in (0.1, 0.2, 0.4):
+        for weight in (0, 1):
+            cell("paid", {"noise": lr}, hyperparameters={"lr": lr, "weight": weight})
+    (sweep,) = sweeps(only_group(runs_dir))
+    assert sweep.key == "lr"
+    assert sorted(set(sweep.points["line"])) == ["paid weight=0", "paid weight=1"]
+
+
+def test_two_values_and_words_make_no_curve(runs_dir, cell):
+    for rank, layers in ((2, "qv"), (4, "qk"), (4, "qkv")):
+        cell("paid", {"noise": 0.1}, hyperparameters={"rank": rank, "layers": layers})
+    assert sweeps(only_group(runs_dir)) == []
+
+
+def test_batch_sizes_of_one_protocol_stand_in_one_figure(runs_dir, cell):
+    for size, rate in ((1, 0.9), (4, 0.5), (16, 0.2)):
+        cell("tent", {"noise": rate}, batch_size=size)
+        cell("source", {"noise": 0.4}, batch_size=size)
+    cell("tent", {"noise": 0.7}, batch_size=16, severity=3)
+    (sweep,) = batch_size_sweeps(load(runs_dir))
+    tent = sweep.points[sweep.points["line"] == "tent"]
+    assert tent["value"].tolist() == [1, 4, 16]
+    np.testing.assert_allclose(tent["mean"], [90.0, 50.0, 20.0])
+
+
+def test_the_figure_writes_what_it_draws(runs_dir, cell, tmp_path):
+    for rank in (0, 1, 100):
+        cell("paid", {"noise": 0.3}, hyperparameters={"rank": rank})
+    (sweep,) = sweeps(only_group(runs_dir))
+    paths = sweep_figure(sweep, tmp_path / "rank")
+    assert [path.suffix for path in paths] == [".png", ".pdf", ".csv"]
+    assert pd.read_csv(paths[2])["value"].tolist() == [0, 1, 100]

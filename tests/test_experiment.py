@@ -1,0 +1,92 @@
+"""Experiment files: products, sweeps, and what they refuse."""
+
+import pytest
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.experiment import combinations, expand, experiment_files, load_experiment
+
+
+def write(folder, text):
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return load_experiment(str(file))
+
+
+def test_a_sweep_makes_a_cell_for_each_combination():
+    assert combinations({"a": [1, 2], "b": ["x", "y"]}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+    assert combinations({}) == [{}]
+
+
+def test_sweeps_of_a_method_and_of_the_experiment_multiply(tmp_path):
+    cells = expand(
+        write(
+            tmp_path,
+            "methods: [source, {name: tent, sweep: {lr: [0.1, 0.2]}}]\n"
+            "benchmarks: [fashion_c]\nseeds: [0, 1]\n"
+            "sweep: {benchmark.batch_size: [10, 20, 30]}\n",
+        )
+    )
+    tents = [c for c in cells if c.request.method == "tent"]
+    assert len(cells) == (1 + 2) * 3 * 2
+    assert {(c.hyperparameters.lr, c.settings.batch_size) for c in tents} == {
+        (lr, size) for lr in (0.1, 0.2) for size in (10, 20, 30)
+    }
+
+
+def test_a_method_s_sweep_replaces_the_experiment_s_of_the_same_key(tmp_path):
+    cells = expand(
+        write(
+            tmp_path,
+            "methods: [{name: tent, sweep: {lr: [0.1]}}, {name: pseudo_label}]\n"
+            "benchmarks: [fashion_c]\nsweep: {lr: [0.3, 0.4]}\n",
+        )
+    )
+    assert [(c.request.method, c.hyperparameters.lr) for c in cells] == [
+        ("tent", 0.1),
+        ("pseudo_label", 0.3),
+        ("pseudo_label", 0.4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("{lr: []}", "at least 1"),
+        ("{lr: 0.1}", "valid list"),
+        ("{lr: [-1]}", "lr"),
+        ("{rate: [1]}", "rate"),
+        ("{lr: [0.1, 0.1]}", "again"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_with_its_place(tmp_path, sweep, words):
+    with pytest.raises(ConfigError, match=words):
+        expand(
+            write(
+                tmp_path,
+                f"methods: [{{name: tent, sweep: {sweep}}}]\nbenchmarks: [fashion_c]\n",
+            )
+        )
+
+
+# Geometry names the model of its semantic shift; geometry_fashion is its embedded form.
+NAMES_ITS_MODEL = {"paper/geometry", "controls/geometry_imagenet"}
+
+
+@pytest.mark.parametrize("name", sorted(set(experiment_files()) - NAMES_ITS_MODEL))
+def test_an_experiment_of_the_package_can_be_pointed_at_the_embedded_benchmark(name):
+    assert expand(load_experiment(name), benchmarks=("fashion_c",), preset="default")
+
+
+def test_a_preset_replaces_those_of_the_file(tmp_path):
+    described = write(
+        tmp_path, "methods: [{name: tent, preset: paper}]\nbenchmarks: [imagenet_c]\n"
+    )
+    (cell,) = expand(described, benchmarks=("fashion_c",), preset="default")
+    assert (cell.request.preset, cell.hyperparameters.lr) == ("default", 1e-4)
+    with pytest.raises(ConfigError, match="no values for 'fashion_c'"):
+        expand(described, benchmarks=("fashion_c",))

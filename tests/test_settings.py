@@ -1,0 +1,77 @@
+"""Settings: which keys belong to which protocol, and what of them a cell's record states."""
+
+from typing import Any, get_args
+
+import pytest
+
+from ctta_bench.config import validate
+from ctta_bench.errors import ConfigError
+from ctta_bench.settings import SETTINGS, CorruptionSettings, SettingName, StreamSettings
+
+
+def made(**values: Any) -> CorruptionSettings:
+    return validate(CorruptionSettings, values, "benchmark c")
+
+
+def test_the_names_a_user_may_type_are_those_of_the_table() -> None:
+    assert list(get_args(SettingName)) == list(SETTINGS)
+
+
+def test_the_record_of_a_plain_setting_has_only_the_keys_of_earlier_releases() -> None:
+    earlier = ["setting", "domains", "rounds", "batch_size", "examples", "order", "severity"]
+    for setting in ("continual", "reset", "mixed"):
+        assert list(made(setting=setting).record()) == earlier
+    assert made().record()["examples"] is None
+
+
+def test_the_record_of_a_setting_with_parameters_states_them() -> None:
+    assert made(setting="ptta").record()["delta"] == 0.1
+    assert "slots" not in made(setting="ptta").record()  # the number of classes decides
+    assert made(setting="cdc", slots=5).record()["slots"] == 5
+    assert made(setting="gradual").record()["severities"] == [1, 2, 3, 4, 5, 4, 3, 2, 1]
+    assert made(domain_order="cotta3", reset_every=9).record()["domain_order"] == "cotta3"
+
+
+def test_a_parameter_given_as_none_is_the_setting_s_default() -> None:
+    assert made(setting="mixed_correlated", delta=None).delta == 0.01
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"delta": 0.1}, "delta is not used in setting continual, but in correlated, "),
+        ({"setting": "cdc", "overlap": 0.1}, "overlap is not used in setting cdc, but in smooth"),
+        ({"severities": [1, 2]}, "severities is not used in setting continual, but in gradual, "),
+        ({"setting": "ptta", "delta": 0}, "delta must be above 0 in setting ptta"),
+        ({"setting": "mixed", "domain_order": "random"}, "domain_order means nothing in setting"),
+        ({"setting": "reset", "reset_every": 5}, "setting reset resets at domains already"),
+        ({"setting": "gradual", "severities": [3, 6]}, "severities go from 1 to 5, not [3, 6]"),
+        ({"setting": "gradual", "severity": 6}, "benchmark c.severity: 6: input should be less"),
+        ({"setting": "gradually"}, "benchmark c.setting: 'gradually': input should be 'continual'"),
+        ({"setting": ["gradual"]}, "benchmark c.setting"),
+        ({"batch_size": 0}, "benchmark c.batch_size: 0: input should be greater than or equal to"),
+        ({"domain_order": "cotta10"}, "benchmark c.domain_order: 'cotta10': input should be "),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(values: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(**values)
+    assert message in str(caught.value)
+
+
+def test_gradual_is_refused_where_there_are_no_severities() -> None:
+    with pytest.raises(ConfigError, match="setting gradual needs severities"):
+        validate(StreamSettings, {"setting": "gradual"}, "benchmark plain")
+
+
+def test_the_walk_of_gradual_turns_at_the_severity() -> None:
+    assert made(setting="gradual", severity=3).walk(0) == (1, 2, 3, 2, 1)
+    assert made(setting="gradual", severity=1).walk(4) == (1,)
+    assert made(setting="gradual", severities=(2, 4)).walk(1) == (2, 4)
+    assert made(severity=3).walk(0) == (0,)
+
+
+def test_cotta_s_first_domain_falls_from_the_highest_severity() -> None:
+    settings = made(setting="gradual_cotta")
+    assert settings.walk(0) == (5, 4, 3, 2, 1)
+    assert settings.walk(1) == settings.walk(14) == (1, 2, 3, 4, 5, 4, 3, 2, 1)
