@@ -18,7 +18,7 @@ from ctta_bench.adapters import Factors
 
 # Rows of a weight and the factors that adapt them; other rows are frozen.
 Part = tuple[slice, Factors]
-CACHED_VALUES = 2**18  # of a piece of a tensor: 1 MB, so that a few of them fit a core's cache
+CACHED_VALUES = 2**19  # of a piece of a tensor: 2 MB, near what a core's cache holds
 
 
 @dataclass(frozen=True)

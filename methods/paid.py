@@ -53,14 +53,14 @@ class DecomposedWeight(WeightAdapter):
         self.chained = False
 
     def factors(self) -> Factors | None:
-        """c = m / ‖W‖ and, of the rotation, P = -W U and Q = T⁻¹ Uᵀ; None for a free direction."""
+        """c = m / ‖W‖ and, of the rotation, P = W U and Q = -T⁻¹ Uᵀ; None for a free direction."""
         if self.direction is not None or self.chained:
             return None
         scale = None if self.magnitude is None else self.magnitude / self.norm
         if self.vectors is None:
             return Factors(scale)
         unit = unit_rows(self.vectors)
-        return Factors(scale, -(unit @ self.weight.T).T, compact(unit))
+        return Factors(scale, (unit @ self.weight.T).T, compact(unit))
 
     def forward(self) -> Tensor:
         """W_eff [out, in]."""
@@ -96,10 +96,10 @@ def unit_rows(vectors: Tensor) -> Tensor:
 
 
 def compact(unit: Tensor) -> Tensor:
-    """T⁻¹ Uᵀ [r, in] of unit vectors Uᵀ [r, in]: O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
-    gram = unit @ unit.T
-    t = torch.triu(gram, 1) + 0.5 * torch.diag(torch.diagonal(gram))
-    return torch.linalg.solve_triangular(t, unit, upper=True)
+    """-T⁻¹ Uᵀ [r, in] of unit vectors Uᵀ [r, in]: O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
+    # 2 T has a diagonal of ones, for lengths are 1: neither it nor what lies below it is read.
+    doubled = 2 * (unit @ unit.T)
+    return torch.linalg.solve_triangular(doubled, -2 * unit, upper=True, unitriangular=True)
 
 
 def reflected(neurons: Tensor, unit: Tensor) -> Tensor:

@@ -140,8 +140,11 @@ class SVDP(Method):
 
     @property
     def scored_model(self) -> SourceModel:
-        """The teacher."""
-        return self.teacher
+        """There is none to keep: raises MethodError."""
+        raise MethodError(
+            "SVDP has no plain network that could be kept or exported: it predicts with a prompt "
+            "on the pixels; run it with keep_models: none."
+        )
 
     @torch.no_grad()
     def follow(self, uncertainty: Tensor) -> None:

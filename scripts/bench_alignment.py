@@ -1,6 +1,6 @@
 """Cost of PAID, LoRA and DoRA as ratios to TENT in the same process: `make bench`.
 
-    python scripts/bench_alignment.py [--repeats 7] [--batch-size 16] [--model NAME] [--device cuda]
+    python scripts/bench_alignment.py [--repeats 7] [--methods paid] [--forms auto] [--device cuda]
 
 One step each on the same batch in turn, on one thread (on a GPU: on the GPU), and the median of
 the ratios counts. Time is that of the processor, so that other work on the machine matters less.
@@ -127,6 +127,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--model", default="vit_small_patch16_224")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--methods", default="paid,lora,dora", help="those to measure")
+    parser.add_argument("--forms", default="auto,activation,weight,chain", help="of the product")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
@@ -142,6 +144,8 @@ def main() -> None:
     print(f"{'step / TENT step':24s}{'median':>8s}{'min':>8s}{'max':>8s}{'bound':>8s}   peak MB")
     print(f"{'tent':24s}{1:8.3f}{'':24s}{tent_peak / 1e6:10.0f}")
     for name, form, bound in SUBJECTS:
+        if name not in arguments.methods.split(",") or form not in arguments.forms.split(","):
+            continue
         method = built(name, form)
         values = ratios(method, tent, images, arguments.repeats)
         peak, allowed = peak_bytes(method, images), 1.1 * tent_peak + adapted_bytes(method)

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from ctta_bench.alignment import SourceStatistics, alignment_loss, filter_limit, source_statistics
+from ctta_bench.alignment import (
+    RunningMoments,
+    SourceStatistics,
+    alignment_loss,
+    filter_limit,
+    source_statistics,
+)
 from ctta_bench.errors import ConfigError, DataError, MethodError
 from ctta_bench.model import SourceModel
 
@@ -120,3 +126,29 @@ def test_a_filter_that_no_image_can_pass_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"entropy_filter needs at least 8 classes .* not 7"):
         filter_limit(7)
     assert filter_limit(8) > 0
+
+
+def test_running_moments_start_at_the_source_and_take_a_tenth_of_each_image() -> None:
+    running = RunningMoments(SourceStatistics(torch.tensor([1.0]), torch.tensor([2.0]), 9))
+    image = torch.tensor([[11.0]], requires_grad=True)
+    mean, std = running.follow(image)
+    # 0.9 · 1 + 0.1 · 11, and of squares 0.9 · (1 + 4) + 0.1 · 121 = 16.6.
+    assert mean.item() == pytest.approx(2.0)
+    assert std.item() == pytest.approx(math.sqrt(16.6 - 4))
+    mean.backward()
+    assert image.grad.item() == pytest.approx(0.1)
+    mean, _ = running.follow(torch.tensor([[2.0]]))
+    assert mean.item() == pytest.approx(0.9 * 2 + 0.1 * 2)
+
+
+def test_running_moments_forget_an_image_that_is_not_finite() -> None:
+    running = RunningMoments(SourceStatistics(torch.tensor([1.0]), torch.tensor([2.0]), 9))
+    running.follow(torch.tensor([[torch.nan]]))
+    assert (running.mean.item(), running.square.item()) == (1.0, 5.0)
+
+
+def test_a_feature_that_never_varies_has_a_finite_gradient() -> None:
+    running = RunningMoments(SourceStatistics(torch.tensor([3.0]), torch.tensor([0.0]), 9))
+    image = torch.tensor([[3.0]], requires_grad=True)
+    running.follow(image)[1].backward()
+    assert image.grad.isfinite().all()

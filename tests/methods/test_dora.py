@@ -96,13 +96,25 @@ def test_half_of_paids_rank_has_as_many_parameters(rank: int, count: int) -> Non
     assert sum(p.numel() for p in method.trainable.values()) == count
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("detach", [True, False])
-@pytest.mark.parametrize("value", [0.0, 1e-30])
-def test_neurons_of_zeros_do_no_harm(precision: Any, detach: bool, value: float) -> None:
+@pytest.mark.parametrize(
+    ("precision", "detach", "place", "value"),
+    [
+        ("float32", True, 3, 0.0),
+        ("float32", False, 3, 0.0),
+        ("float32", False, 3, 1e-30),
+        ("bfloat16", True, 3, 0.0),
+        ("float16", False, 3, 0.0),
+        ("float16", True, 3, 1e-8),  # gone in half precision
+        ("float32", False, (slice(None), 3), 0.0),
+        ("float32", False, slice(None), 0.0),
+    ],
+)
+def test_neurons_of_zeros_do_no_harm(
+    precision: Any, detach: bool, place: Any, value: float
+) -> None:
     network = toy.toy_vit()
     for layer in ("blocks.0.attn.qkv", "blocks.1.attn.proj"):
-        network.get_submodule(layer).weight.data[3] = value
+        network.get_submodule(layer).weight.data[place] = value
     hyperparameters = DORA.Hyperparameters(lr=0.01, detach_norm=detach)
     method = DORA(SourceModel(copy.deepcopy(network)), hyperparameters, precision=precision)
     source = METHODS.get("source")(SourceModel(network), precision=precision)

@@ -316,6 +316,31 @@ def test_parts_of_a_batch_are_averaged(n: int, sizes: list[int]) -> None:
         torch.testing.assert_close(parameter.detach(), expected[name], atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize(("n", "chunks"), [(8, 4), (9, 4), (7, 2), (3, 8)])
+@pytest.mark.parametrize("name", ["paid", "lora", "dora"])
+def test_parts_in_two_passes_make_the_step_of_the_whole_batch(
+    name: str, n: int, chunks: int
+) -> None:
+    plain = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, **DOUBLE}
+    whole, parts = build(name, **plain), build(name, chunks=chunks, two_pass=True, **plain)
+    images = pictures(n).double()
+    torch.testing.assert_close(parts(images), whole(images), atol=1e-10, rtol=0)
+    torch.testing.assert_close(parts.loss, whole.loss, atol=1e-10, rtol=0)
+    for key, parameter in whole.trainable.items():
+        torch.testing.assert_close(parts.trainable[key], parameter, atol=1e-10, rtol=0)
+    assert parts.passes.forward_images == 2 * n
+    assert parts.passes.backward_images == n
+
+
+def test_two_passes_leave_out_an_update_that_is_not_finite() -> None:
+    method = build("paid", chunks=2, two_pass=True, lr=0.01)
+    images, before = pictures(8), tensors(method.model)
+    images[7] = torch.nan
+    method(images)
+    assert changed(before, method.model) == set()
+    assert method.counters["skipped_updates"] == 1
+
+
 def test_parts_give_the_same_logits_and_another_update() -> None:
     whole, parts = build("paid", lr=0.01), build("paid", lr=0.01, chunks=4)
     torch.testing.assert_close(whole(pictures(8)), parts(pictures(8)), atol=1e-5, rtol=0)
@@ -328,6 +353,35 @@ def test_one_image_is_aligned_by_its_mean_alone() -> None:
         expected = (method.model.features(pictures(1))[0] - method.source.mean).norm()
     method(pictures(1))
     torch.testing.assert_close(method.loss, expected)
+
+
+def test_single_images_can_be_aligned_by_running_moments() -> None:
+    method, images = build("paid", single_image="ema", lr=1e-3), pictures(12) * 0.4
+    losses = []
+    for image in images.split(1):
+        method(image)
+        losses.append(method.loss.item())
+    assert all(bool(p.isfinite().all()) for p in method.trainable.values())
+    assert method.counters["skipped_updates"] == 0
+    # Unlike the mean alone, whose distance from the source's is that of one image.
+    with torch.no_grad():
+        alone = (method.model.features(images[:1])[0] - method.source.mean).norm()
+    assert losses[0] < 0.5 * alone
+
+
+def test_batches_are_no_matter_of_running_moments() -> None:
+    ema, skip = build("paid", single_image="ema", lr=0.01), build("paid", lr=0.01)
+    for images in pictures(16).split(8):
+        assert torch.equal(ema(images), skip(images))
+
+
+def test_a_reset_takes_running_moments_back_to_the_source() -> None:
+    method = build("paid", single_image="ema", lr=1e-3)
+    before = method.running.mean.clone()
+    method(pictures(1))
+    assert not torch.equal(method.running.mean, before)
+    method.reset()
+    assert torch.equal(method.running.mean, before)
 
 
 def test_one_image_is_an_error_on_request() -> None:

@@ -1,0 +1,323 @@
+"""Adapted models as plain networks: kept by runs, exported, and loaded by timm alone."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from timm.models.vision_transformer import VisionTransformer
+
+from ctta_bench.config import CellRequest, resolve
+from ctta_bench.engine import run_cell
+from ctta_bench.errors import ConfigError, MethodError, RunError
+from ctta_bench.experiment import expand, load_experiment
+from ctta_bench.export import export, plain_state
+from ctta_bench.launch import run_grid
+from ctta_bench.method import Method
+from ctta_bench.record import RunFolder
+from ctta_bench.registry import METHODS
+from tests.methods import build, pictures, toy
+
+# Methods whose scored logits no plain network gives, and the reason that is told.
+WITHOUT_PLAIN_FORM = {
+    "dept": "beside the network",
+    "ecotta": "passes between the network's layers",
+    "lame": "the other images of a batch",
+    "norm": "the other images of a batch",
+    "vdp": "beside the network",
+}
+SEGMENTERS = {"svdp"}  # the toy ViT cannot serve them
+PLAIN = sorted(set(METHODS.names()) - set(WITHOUT_PLAIN_FORM) - SEGMENTERS)
+FAST = {"vida": {"lr_adapters": 0.1, "lr": 0.01}, "paid": {"lr": 0.01}}
+STRONG = {name: {"lr": 0.01} for name in ("lora", "dora", "tent", "sar", "pseudo_label", "eata")}
+
+
+def adapted(name: str) -> Method:
+    method = build(name, **(FAST | STRONG).get(name, {}))
+    for images in pictures(24, seed=4).split(8):
+        method(images)
+    return method
+
+
+def network_of(state: dict[str, torch.Tensor]) -> VisionTransformer:
+    """The toy ViT as timm builds it, with these weights and no other."""
+    network = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=24, depth=4, num_heads=2, num_classes=10
+    )
+    network.load_state_dict(state, strict=True)
+    return network.eval()
+
+
+def logits(state: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return network_of(state)((images - 0.5) / 0.5)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_plain_network_gives_the_logits_that_are_scored(name: str) -> None:
+    method, images = adapted(name), pictures(8, seed=5)
+    got = logits(plain_state(method), images)
+    with torch.no_grad():
+        torch.testing.assert_close(got, method.scored_model(images), atol=1e-5, rtol=0)
+        if name != "cotta":  # which averages over random views where it is unsure
+            torch.testing.assert_close(got, method.predict(images), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["paid", "lora", "dora", "vida", "tent"])
+def test_what_is_kept_is_adapted(name: str) -> None:
+    images = pictures(8, seed=5)
+    before = logits(toy.toy_vit().state_dict(), images)
+    assert (logits(plain_state(adapted(name)), images) - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["paid", "vida"])
+def test_making_the_plain_form_changes_nothing(name: str) -> None:
+    method, twin = adapted(name), adapted(name)
+    plain_state(method)
+    assert torch.equal(method(pictures(8)), twin(pictures(8)))
+
+
+@pytest.mark.parametrize(("name", "reason"), WITHOUT_PLAIN_FORM.items())
+def test_a_method_without_a_plain_form_says_why(name: str, reason: str) -> None:
+    with pytest.raises(MethodError, match=f"has no plain network .*{reason}"):
+        plain_state(build(name, **METHODS.get(name).checked_with))
+
+
+def test_batch_statistics_are_no_weights() -> None:
+    with pytest.raises(MethodError, match="the other images of a batch"):
+        plain_state(build("tent", "toy_cnn"))
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def request(**changes: Any) -> CellRequest:
+    values = {"method": "lora", "benchmark": "toy", "set": {"lr": 0.01}, "keep_models": "domains"}
+    return CellRequest(**values | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, toy: None) -> RunFolder:
+    return RunFolder(tmp_path / "cell")
+
+
+def models(folder: RunFolder) -> dict[str, dict[str, torch.Tensor]]:
+    files = sorted(folder.path.glob("models/*.safetensors"))
+    return {file.stem: safetensors.torch.load_file(file) for file in files}
+
+
+def test_a_run_keeps_the_model_at_the_end_of_each_domain(folder: RunFolder) -> None:
+    cell = resolve(request())
+    run_cell(cell, folder)
+    found = models(folder)
+    assert list(found) == ["00-clean", "01-dark", "02-noise"]
+    assert set(found["00-clean"]) == set(toy.toy_vit().state_dict())
+    weights = [state["blocks.0.attn.proj.weight"] for state in found.values()]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    with safe_open(folder.path / "models/01-dark.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata["cell"] == cell.id
+    assert metadata["model"] == "toy_vit"
+    assert metadata["source_sha256"] == cell.record["model"]["sha256"]
+    assert metadata["domain"] == "dark"
+    assert json.loads(metadata["preprocessing"])["mean"] == [0.5, 0.5, 0.5]
+
+
+def test_models_are_of_the_domain_before_its_reset(folder: RunFolder, tmp_path: Path) -> None:
+    settings = {"lr": 0.01, "benchmark.setting": "reset"}
+    run_cell(resolve(request(set=settings)), folder)
+    alone = RunFolder(tmp_path / "alone")
+    run_cell(resolve(request(set=settings | {"benchmark.domains": ["dark"]})), alone)
+    # One domain seen alone draws the same order only if it stands at the same place.
+    assert list(models(alone)) == ["00-dark"]
+    source = toy.toy_vit().state_dict()["blocks.0.attn.proj.weight"]
+    for state in models(folder).values():
+        assert not torch.equal(state["blocks.0.attn.proj.weight"], source)
+
+
+def test_every_round_has_its_own_files(folder: RunFolder) -> None:
+    settings = {"benchmark.rounds": 2, "benchmark.domains": ["dark", "noise"]}
+    run_cell(resolve(request(method="source", set=settings)), folder)
+    assert list(models(folder)) == ["00-dark", "01-noise", "02-dark", "03-noise"]
+
+
+def test_keeping_models_is_no_part_of_the_identity(toy: None) -> None:
+    ids = {resolve(request(keep_models=keep)).id for keep in ("none", "last", "domains")}
+    assert len(ids) == 1
+
+
+def test_the_last_model_is_that_of_the_last_domain(folder: RunFolder, tmp_path: Path) -> None:
+    run_cell(resolve(request(keep_models="last")), folder)
+    other = RunFolder(tmp_path / "other")
+    run_cell(resolve(request()), other)
+    assert list(models(folder)) == ["last"]
+    for key, value in models(folder)["last"].items():
+        assert torch.equal(value, models(other)["02-noise"][key])
+
+
+def test_a_done_cell_without_its_models_asks_for_force(folder: RunFolder) -> None:
+    run_cell(resolve(request(keep_models="none")), folder)
+    assert models(folder) == {}
+    for keep in ("last", "domains"):
+        with pytest.raises(RunError, match=rf"without the models .*{keep} .* use --force"):
+            run_cell(resolve(request(keep_models=keep)), folder)
+    run_cell(resolve(request()), folder, force=True)
+    assert len(models(folder)) == 3
+    run_cell(resolve(request(keep_models="last")), folder)  # the last domain's will do
+    run_cell(resolve(request(keep_models="none")), folder, force=True)
+    assert models(folder) == {}
+
+
+def test_a_grid_says_so_of_its_done_cells(tmp_path: Path, toy: None) -> None:
+    file = tmp_path / "kept.yaml"
+    text = "methods: [source]\nbenchmarks: [toy]\nset: {examples: 8}\n"
+    file.write_text(text, encoding="utf-8")
+    options: dict[str, Any] = {"device": "cpu", "make_loggers": lambda cell: []}
+    run_grid(expand(load_experiment(str(file))), tmp_path / "runs", **options)
+    file.write_text(text + "keep_models: last\n", encoding="utf-8")
+    cells = expand(load_experiment(str(file)))
+    assert "use --force" in run_grid(cells, tmp_path / "runs", **options).failed[cells[0].id]
+    assert not run_grid(cells, tmp_path / "runs", force=True, **options).failed
+    assert (tmp_path / "runs" / cells[0].id / "models/last.safetensors").is_file()
+    kept_none = expand(load_experiment(str(file)), keep_models="none")
+    assert kept_none[0].request.keep_models == "none"
+
+
+def stop_after(batches: int) -> Any:
+    """A logger that interrupts the run as Ctrl-C twice does."""
+
+    class Stopper:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *arguments: None
+
+        def batch(self, line: dict[str, Any]) -> None:
+            if line["batch"] + 1 == batches:
+                raise KeyboardInterrupt
+
+    return Stopper()
+
+
+@pytest.mark.parametrize("batches", [5, 6, 15])
+def test_an_interrupted_run_ends_with_the_same_models(
+    batches: int, folder: RunFolder, tmp_path: Path
+) -> None:
+    """Five batches a domain: before, at and after its end."""
+    whole = RunFolder(tmp_path / "whole")
+    run_cell(resolve(request()), whole)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(resolve(request()), folder, loggers=[stop_after(batches)], checkpoint_batches=2)
+    run_cell(resolve(request()), folder, checkpoint_batches=2)
+    expected, found = models(whole), models(folder)
+    assert list(found) == list(expected)
+    for name, state in expected.items():
+        assert all(torch.equal(value, found[name][key]) for key, value in state.items())
+
+
+def test_a_run_that_kept_nothing_before_it_was_interrupted_cannot_go_on_keeping(
+    folder: RunFolder,
+) -> None:
+    nothing = resolve(request(keep_models="none"))
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(nothing, folder, loggers=[stop_after(8)], checkpoint_batches=1)
+    with pytest.raises(RunError, match=r"00-clean.safetensors: was not kept before .* --force"):
+        run_cell(resolve(request()), folder)
+    run_cell(resolve(request(keep_models="last")), folder)
+    assert list(models(folder)) == ["last"]
+
+
+def test_a_method_without_a_plain_form_is_refused_before_the_first_batch(
+    folder: RunFolder,
+) -> None:
+    with pytest.raises(MethodError, match="VDP has no plain network"):
+        run_cell(resolve(request(method="vdp", set={"patch_size": 4})), folder)
+    assert not folder.file("batches.jsonl").exists()
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a model for each domain."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "cell")
+    run_cell(resolve(request(method="paid", set={"lr": 1e-3})), folder)
+    return folder.path
+
+
+def test_the_end_of_the_stream_is_exported_unless_a_domain_is_named(
+    kept: Path, tmp_path: Path
+) -> None:
+    for domain, stem in ((None, "02-noise"), ("dark", "01-dark"), ("01-dark", "01-dark")):
+        out = tmp_path / f"{domain}.safetensors"
+        assert export(kept, out, domain=domain).stem == stem
+        state = safetensors.torch.load_file(out)
+        expected = safetensors.torch.load_file(kept / f"models/{stem}.safetensors")
+        assert torch.equal(state["head.weight"], expected["head.weight"])
+        assert logits(state, pictures(4)).isfinite().all()
+        with safe_open(out, framework="pt") as file:
+            assert file.metadata()["method"] == "paid"
+            assert file.metadata()["domain"] == stem.partition("-")[2]
+
+
+def test_an_exported_model_can_be_run(kept: Path, tmp_path: Path, folder: RunFolder) -> None:
+    out = tmp_path / "adapted.safetensors"
+    export(kept, out)
+    result = run_cell(resolve(request(method="source", set={}, weights=out)), folder)
+    assert result["model_sha256"] != resolve(request()).record["model"]["sha256"]
+
+
+def test_mistakes_of_an_export_are_told_in_a_sentence(kept: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(ConfigError, match=r"out.pt: an export is a .safetensors file"):
+        export(kept, tmp_path / "out.pt")
+    with pytest.raises(RunError, match="is no run folder"):
+        export(tmp_path, out)
+    with pytest.raises(RunError, match="no model of domain 'fog'; it has: 00-clean, 01-dark, 02-n"):
+        export(kept, out, domain="fog")
+    assert not out.exists()
+    out.write_bytes(b"")
+    with pytest.raises(ConfigError, match="exists; choose another name, or use --force"):
+        export(kept, out)
+    export(kept, out, force=True)
+    assert out.stat().st_size > 0
+
+
+def test_a_run_that_kept_nothing_says_how_to_keep(folder: RunFolder, tmp_path: Path) -> None:
+    run_cell(resolve(request(method="source", set={}, keep_models="none")), folder)
+    with pytest.raises(RunError, match="kept no model; run it again with --keep-models last"):
+        export(folder.path, tmp_path / "out.safetensors")
+
+
+def test_a_broken_model_is_not_exported(folder: RunFolder, tmp_path: Path) -> None:
+    settings = {"faithful": True, "batch_size": 1, "examples": 2}
+    run_cell(resolve(request(method="paid", set=settings)), folder)
+    with pytest.raises(RunError, match="is not finite: the adaptation broke the model"):
+        export(folder.path, tmp_path / "out.safetensors")
+
+
+def test_an_unfinished_run_exports_a_domain_but_no_end(folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(resolve(request()), folder, loggers=[stop_after(8)])
+    with pytest.raises(RunError, match="is not done; finish it, or name a --domain that is"):
+        export(folder.path, tmp_path / "out.safetensors")
+    assert export(folder.path, tmp_path / "out.safetensors", domain="clean").stem == "00-clean"
+
+
+def test_the_command_keeps_and_exports(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    plugin = ["--plugin", str(Path(toy.__file__))]
+    options = ["--set", "examples=8", "--keep-models", "last", "--quiet"]
+    done = command("run", "lora", "toy", *plugin, *options)
+    assert done.returncode == 0, done.stderr
+    (cell,) = (tmp_path / "runs/single").iterdir()
+    told = command("export", cell, "out.safetensors")
+    assert told.returncode == 0, told.stderr
+    assert "out.safetensors" in told.stdout
+    network_of(safetensors.torch.load_file(tmp_path / "out.safetensors"))
