@@ -83,6 +83,7 @@ type: build/site/.ready ## mypy, strict
 
 bench: setup ## speed, as ratios to a bare loop
 	$(BIN)/python scripts/bench.py $(ARGS)
+	$(BIN)/python scripts/bench_alignment.py
 
 docs: .venv/.docs ## docs/ as HTML in build/docs
 	@mkdir -p build

@@ -1,13 +1,11 @@
-"""Alignment of features with the source's: statistics, loss, and the method that steps along it.
+"""The method that steps along the alignment of features with the source's (see moments.py).
 
 PAID and its controls LoRA and DoRA are the same method with another weight adapter, so that a
 comparison of them changes one thing.
 """
 
 import contextlib
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,126 +13,18 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from ctta_bench.adapters import WeightAdapter
-from ctta_bench.errors import ConfigError, DataError, MethodError
+from ctta_bench.errors import MethodError
 from ctta_bench.injection import bypassed, inject, steady
-from ctta_bench.method import (
-    NEWER,
-    Method,
-    OptimizerHyperparameters,
-    WarmupHyperparameters,
-    softmax_entropy,
+from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyperparameters
+from ctta_bench.moments import (
+    RunningMoments,
+    SourceStatistics,
+    alignment_loss,
+    filter_limit,
+    moment_distance,
+    source_statistics,
 )
-from ctta_bench.model import SourceModel
 from ctta_bench.weights import fingerprint
-
-
-RUNNING = 0.9  # share of the past in the moments of single images
-LEAST_VARIANCE = 1e-12  # the root of less has no finite gradient
-
-
-@dataclass
-class SourceStatistics:
-    """Mean and unbiased standard deviation [d] of source features, and how many made them."""
-
-    mean: Tensor
-    std: Tensor
-    images: int
-
-
-@torch.no_grad()
-def source_statistics(
-    model: SourceModel, batches: Iterable[Tensor], *, samples: int, entropy_limit: float | None
-) -> SourceStatistics:
-    """Statistics of the features of the first `samples` source images that pass the filter.
-
-    batches: images [n, 3, H, W]; entropy_limit: keep images whose prediction has less entropy
-    (nats), as the official code of PAID and DPCore does; None keeps all. Takes what there is if
-    there are fewer. Raises DataError if no image, or a single one, is left.
-    """
-    kept: list[Tensor] = []
-    count = 0
-    for images in batches:
-        features = model.features(images)
-        if entropy_limit is not None:
-            features = features[softmax_entropy(model.head(features)) < entropy_limit]
-        kept.append(features if features.dtype == torch.float64 else features.float())
-        count += len(features)
-        if count >= samples:
-            break
-    features = torch.cat(kept)[:samples] if kept else torch.empty(0, 1)
-    if len(features) < 2:
-        raise DataError(
-            f"{len(features)} source images are left for the statistics (filter: entropy < "
-            f"{entropy_limit}); at least 2 are needed: raise source_samples or switch the "
-            "entropy filter off."
-        )
-    return SourceStatistics(features.mean(0), features.std(0), len(features))
-
-
-def filter_limit(num_classes: int) -> float:
-    """Entropy limit ln(C)/2 - 1 of the official PAID and DPCore code; > 0 from 8 classes on.
-
-    Raises ConfigError where no image can pass.
-    """
-    limit = math.log(num_classes) / 2 - 1
-    if limit <= 0:
-        raise ConfigError(
-            f"entropy_filter needs at least 8 classes (limit ln(C)/2 - 1), not {num_classes}."
-        )
-    return limit
-
-
-def alignment_loss(
-    features: Tensor,
-    source: SourceStatistics,
-    std_weight: float,
-    *,
-    single: Literal["skip", "ema", "error", "nan"] = "skip",
-) -> Tensor:
-    """‖μ_t - μ_s‖₂ + λ‖σ_t - σ_s‖₂ over features [n, d] (PAID, its objective), a scalar >= 0.
-
-    σ_t is unbiased and undefined for one image: `single` says whether the term is left out ("skip",
-    "ema"), is an error (MethodError), or becomes NaN as in the official code (even for λ = 0).
-    """
-    features = features if features.dtype == torch.float64 else features.float()
-    mean = features.mean(0)
-    if len(features) < 2 and single != "nan":
-        if single == "error":
-            raise MethodError(
-                "one image has no standard deviation: use a batch of at least 2, a window, or "
-                "single_image=skip."
-            )
-        return torch.linalg.vector_norm(mean - source.mean)
-    std = features.std(0) if len(features) > 1 else features[0] * torch.nan
-    return moment_distance(mean, std, source, std_weight)
-
-
-def moment_distance(
-    mean: Tensor, std: Tensor, source: SourceStatistics, std_weight: float
-) -> Tensor:
-    """‖μ - μ_s‖₂ + λ‖σ - σ_s‖₂ of moments [d], a scalar >= 0."""
-    apart = torch.linalg.vector_norm(mean - source.mean)
-    return apart + std_weight * torch.linalg.vector_norm(std - source.std)
-
-
-class RunningMoments:
-    """Moving averages of features and of their squares, from the source's on: defined for one image.
-
-    What is kept has no gradient; a new image's share in what is returned does.
-    """
-
-    def __init__(self, source: SourceStatistics) -> None:
-        self.mean = source.mean.clone()
-        self.square = source.mean.square() + source.std.square()
-
-    def follow(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [d] with the features [n, d] in them; kept if they are finite."""
-        features = features.to(self.mean.dtype)
-        mean = RUNNING * self.mean + (1 - RUNNING) * features.mean(0)
-        square = RUNNING * self.square + (1 - RUNNING) * features.square().mean(0)
-        if bool(square.isfinite().all()):
-            self.mean, self.square = mean.detach(), square.detach()
-        return mean, (square - mean.square()).clamp_min(LEAST_VARIANCE).sqrt()
 
 
 class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
@@ -262,7 +152,7 @@ class AlignmentMethod(Method):
         divisor = self.hp.chunks if self.hp.faithful else len(parts)
         scored, finite = [], True
         for part in parts:
-            features = self.model.features(part)
+            features = self.features(part)
             with torch.no_grad():
                 scored.append(self.model.head(features))
             finite = finite and self.backward(
@@ -277,17 +167,21 @@ class AlignmentMethod(Method):
         through the network part by part.
         """
         with torch.no_grad():
-            features = torch.cat([self.model.features(part) for part in parts])
+            features = torch.cat([self.features(part) for part in parts])
             scored = self.model.head(features)
         features.requires_grad_()
         loss = self.objective(features)
         (upstream,) = torch.autograd.grad(loss, features)
         finite = True
         for part, gradient in zip(parts, upstream.split([len(p) for p in parts]), strict=True):
-            carried = (self.model.features(part) * gradient).sum()
+            carried = (self.features(part) * gradient).sum()
             finite = finite and self.backward(carried, guard=not self.hp.faithful)
         self.loss = loss.detach()
         return scored, finite
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [n, d] of images, with gradient to the adapters."""
+        return self.model.features(images)
 
     def objective(self, features: Tensor) -> Tensor:
         """The alignment loss of one part of the batch."""

@@ -10,20 +10,16 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
-from ctta_bench import product
 from ctta_bench.adapters import WeightAdapter
 from ctta_bench.errors import MethodError
+from ctta_bench.injected import AdaptedLinear, InjectedLinear, InjectedWeight
 from ctta_bench.model import SourceModel
-from ctta_bench.thin import Part
-
-Form = Literal["auto", "weight", "activation", "merged"]
 
 # What the last parts of a layer's name say about its roles, in the order of its rows.
 _ROLES: tuple[tuple[str, str], ...] = (
@@ -57,102 +53,6 @@ class BareWeight:
     parameter: str
     block: int
     roles: str
-
-
-@runtime_checkable
-class AdaptedLinear(Protocol):
-    """What a layer in a linear one's place offers to be merged back into one."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def effective_weight(self) -> Tensor:
-        """The weight [out, in] that the layer multiplies with now."""
-
-
-class InjectedLinear(nn.Module):
-    """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product.
-
-    `form` says how: through the effective weight with plain gradients ("weight"), through the
-    activations, or through the weight with gradients of the factors alone ("merged"). All give
-    the same; "auto" takes what is fastest for the number of tokens.
-    """
-
-    def __init__(self, base: nn.Linear, roles: str, adapters: dict[str, WeightAdapter]) -> None:
-        super().__init__()
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
-        self.roles = roles
-        self.adapters = nn.ModuleDict(adapters)
-        self.bypassed = False
-        self.form: Form = "auto"
-        self.steady = False
-        self._whole: Tensor | None = None
-
-    def effective_weight(self) -> Tensor:
-        """The weight [out, in] that the layer multiplies with now."""
-        return adapted_rows(self.weight, self.roles, self.adapters)
-
-    def parts(self) -> list[Part] | None:
-        """The row blocks that are adapted and their factors; None if an adapter has no factors."""
-        height, parts = len(self.weight) // len(self.roles), []
-        with torch.autocast(self.weight.device.type, enabled=False):
-            for number, role in enumerate(self.roles):
-                if role in self.adapters:
-                    adapter: Any = self.adapters[role]
-                    factors = adapter.factors()
-                    if factors is None:
-                        return None
-                    parts.append((slice(number * height, (number + 1) * height), factors))
-        return parts
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] to [..., out]."""
-        if self.bypassed:
-            return linear(x, self.weight, self.bias)
-        parts = None if self.form == "weight" else self.parts()
-        if parts is None:
-            return linear(x, self.effective_weight(), self.bias)
-        if self.form == "activation" or (self.form == "auto" and self._few(x)):
-            return product.activation(x, self.weight, self.bias, parts)
-        return product.merged(x, self.weight, self.bias, parts, self._kept_whole(parts))
-
-    def _few(self, x: Tensor) -> bool:
-        """Whether there are fewer tokens than it pays to make the effective weight for."""
-        tokens = x.numel() // self.in_features
-        return tokens * (self.in_features + self.out_features) < self.weight.numel()
-
-    def _kept_whole(self, parts: list[Part]) -> Tensor | None:
-        if self.steady and self._whole is None:
-            with torch.no_grad():
-                self._whole = product.assemble(self.weight, parts)
-        return self._whole
-
-    def hold_still(self, still: bool) -> None:
-        """Say that no parameter changes from now on, so that W_eff can be kept, or end that."""
-        self.steady, self._whole = still, None
-
-
-class InjectedWeight(nn.Module):
-    """The adapted form of a weight that is read where it stands, as torch's parametrization."""
-
-    def __init__(self, roles: str, adapters: dict[str, WeightAdapter]) -> None:
-        super().__init__()
-        self.roles = roles
-        self.adapters = nn.ModuleDict(adapters)
-        self.bypassed = False
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The effective weight [out, in] for the frozen one."""
-        return weight if self.bypassed else adapted_rows(weight, self.roles, self.adapters)
-
-
-def adapted_rows(weight: Tensor, roles: str, adapters: nn.ModuleDict) -> Tensor:
-    """weight [out, in] with the row blocks of adapted roles replaced by what adapters give."""
-    if len(roles) == 1:
-        return adapters[roles]()
-    rows = weight.chunk(len(roles))
-    return torch.cat([adapters[r]() if r in adapters else rows[i] for i, r in enumerate(roles)])
 
 
 def role_layers(model: SourceModel, *, skip_last_blocks: int = 0) -> list[RoleLayer]:

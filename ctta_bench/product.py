@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from ctta_bench.adapters import Factors
-from ctta_bench.thin import Entered, Origin, Part, ThinSums, origin_of, scale_gradient
+from ctta_bench.thin import Entered, Origin, Part, ThinSums, origin_of, pieces, scale_gradient
 
 
 @torch.no_grad()
@@ -25,31 +25,37 @@ def assemble(weight: Tensor, parts: Sequence[Part]) -> Tensor:
     whole, end = torch.empty_like(weight), 0
     for rows, factors in parts:
         whole[end : rows.start] = weight[end : rows.start]
-        own = whole[rows]
-        if factors.scale is None:
-            own.copy_(weight[rows])
-        else:
-            torch.mul(weight[rows], factors.scale, out=own)
-        if factors.down is not None:
-            own.addmm_(factors.scaled_up(), factors.down)
+        _adapt_into(whole[rows], weight[rows], factors)
         end = rows.stop
     whole[end:] = weight[end:]
     return whole
 
 
+def _adapt_into(whole: Tensor, weight: Tensor, factors: Factors) -> None:
+    """c ⊙ (W + P Q) into `whole`, in pieces that the second pass finds in the cache."""
+    up = None if factors.up is None else factors.scaled_up()
+    for rows in pieces(whole, 4 * whole.shape[1]):
+        if factors.scale is None:
+            whole[rows].copy_(weight[rows])
+        else:
+            torch.mul(weight[rows], factors.scale[rows], out=whole[rows])
+        if up is not None and factors.down is not None:
+            whole[rows].addmm_(up[rows], factors.down)
+
+
 def activation(x: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
     """x [..., in] to [..., out] through the activations: (x Wᵀ + (x Qᵀ) Pᵀ) ⊙ c + b."""
     y = linear(x, weight)
-    pieces, end = [], 0
+    made, end = [], 0
     for rows, factors in parts:
         piece = y[..., rows]
         if factors.up is not None and factors.down is not None:
             piece = piece + linear(linear(x, factors.down), factors.up)
         if factors.scale is not None:
             piece = piece * factors.scale.T.to(piece.dtype)
-        pieces += [y[..., end : rows.start], piece]
+        made += [y[..., end : rows.start], piece]
         end = rows.stop
-    y = torch.cat([*pieces, y[..., end:]], -1)
+    y = torch.cat([*made, y[..., end:]], -1)
     return y if bias is None else y + bias.to(y.dtype)
 
 
@@ -60,7 +66,7 @@ def merged(
     parts: Sequence[Part],
     whole: Tensor | None = None,
 ) -> Tensor:
-    """x [..., in] to [..., out] through W_eff: `whole`, or else made here and once more backward."""
+    """x [..., in] to [..., out] through W_eff: `whole`, or made here and again backward."""
     rows = [rows for rows, _ in parts]
     tensors = [tensor for _, factors in parts for tensor in factors.tensors()]
     result: Tensor = _Merged.apply(x, weight, bias, whole, rows, origin_of(x), *tensors)

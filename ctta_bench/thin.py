@@ -94,37 +94,50 @@ class ThinSums:
     ) -> None:
         self.parts, self.entered = parts, entered
         self.wide = torch.promote_types(dy.dtype, torch.float32)
-        downs = [f.down for _, f in parts if f.down is not None]
-        self.down = torch.cat(downs).to(dy.dtype) if downs else None
         self.ups = [None if f.up is None else f.scaled_up().to(dy.dtype).T for _, f in parts]
         self.ranks = [0 if up is None else len(up) for up in self.ups]
-        # Where c learns, a row of ones beside Q X sums dY itself, at hardly any cost.
+        # Where c learns, a row of ones below Q X sums dY itself, at hardly any cost.
         self.ones = 0 if y is None else 1
-        heights = [rank + self.ones for rank in self.ranks]
+        self.heights = [rank + self.ones for rank in self.ranks]
         self.of_ups = [
             torch.zeros(height, rows.stop - rows.start, dtype=self.wide, device=dy.device)
-            for height, (rows, _) in zip(heights, parts, strict=True)
+            for height, (rows, _) in zip(self.heights, parts, strict=True)
         ]
+        self.down = self._padded_down(dy.dtype)
         inputs = 0 if self.down is None else self.down.shape[1]
         self.of_down = torch.zeros(sum(self.ranks), inputs, dtype=self.wide, device=dy.device)
         self.products = torch.zeros(dy.shape[1], dtype=self.wide, device=dy.device)
+        room = dy.new_empty(0, dtype=self.wide)  # one for all pieces: fresh memory is slow
         for tokens in pieces(dy, max(dy.shape[1], inputs)):
             self._add(dy[tokens], tokens)
             if y is not None:
-                self.products += (dy[tokens].to(self.wide) * y[tokens].to(self.wide)).sum(0)
+                left, right = dy[tokens].to(self.wide), y[tokens].to(self.wide)
+                room = torch.empty_like(left) if len(room) < len(left) else room[: len(left)]
+                self.products += torch.mul(left, right, out=room).sum(0)
+
+    def _padded_down(self, dtype: torch.dtype) -> Tensor | None:
+        """Q of all parts, with room for their rows of ones; None if there is no Q."""
+        downs = [f.down.to(dtype) for _, f in self.parts if f.down is not None]
+        if not downs:
+            return None
+        room = downs[0].new_zeros(self.ones, downs[0].shape[1])
+        nothing = downs[0].new_zeros(0, downs[0].shape[1])
+        own = [nothing if f.down is None else f.down.to(dtype) for _, f in self.parts]
+        return torch.cat([piece for down in own for piece in (down, room)])
 
     def _add(self, dy: Tensor, tokens: slice) -> None:
-        ones = dy.new_ones(self.ones, len(dy))
-        inside: Sequence[Tensor] = [ones] * len(self.parts)
-        if self.down is not None:
+        if self.down is None:
+            inside = dy.new_ones(sum(self.heights), len(dy)).split(self.heights)
+        else:
             x = self.entered.piece(tokens)
-            inside = (self.down @ x.T).split(self.ranks)
-            inside = [torch.cat([own, ones]) if self.ones else own for own in inside]
+            inside = (self.down @ x.T).split(self.heights)
             owners = zip(self.ups, self.parts, strict=True)
             back = [up @ dy[:, rows].T for up, (rows, _) in owners if up is not None]
-            self.of_down += (torch.cat(back) if len(back) > 1 else back[0]) @ x
+            _accumulate(self.of_down, torch.cat(back) if len(back) > 1 else back[0], x)
         for total, own, (rows, _) in zip(self.of_ups, inside, self.parts, strict=True):
-            total += own @ dy[:, rows]
+            if self.ones:
+                own[-1].fill_(1)
+            _accumulate(total, own, dy[:, rows])
 
     def gradients(self) -> list[Tensor | None]:
         """Gradients of c (not here), P and Q of every part."""
@@ -144,6 +157,13 @@ class ThinSums:
         rows, _ = self.parts[number]
         products = self.products[rows]
         return products if bias is None else products - bias[rows] * self.of_ups[number][-1]
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def scale_gradient(

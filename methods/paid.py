@@ -2,7 +2,8 @@
 
 Official code: wangkunyu241/PAID. W = m ⊙ Ŵ by rows (neurons); W_eff = m ⊙ (Ŵ O) with
 O = H_1 ... H_r a chain of Householder reflections of the *input* space, which keeps all angles
-between neurons (the paper's formula puts O on the other side, its code does not). O is computed
+between neurons (the paper's formula puts O on the other side, its code does not; `side: output`
+takes it literally: then O mixes neurons, and keeps no angle between them). O is computed
 in the compact WY form O = I - U T⁻¹ Uᵀ with T = striu(UᵀU) + ½ diag(UᵀU). Only m and U learn, by
 aligning the batch's feature mean and deviation with the source's.
 
@@ -11,7 +12,8 @@ term out (theirs becomes NaN for good), and the loss of a batch in parts is divi
 of parts there are (theirs always by the number asked for).
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -20,22 +22,33 @@ from torch import Tensor, nn
 
 from ctta_bench.adapters import Factors, WeightAdapter
 from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
+from ctta_bench.method import NEWER
 from ctta_bench.registry import METHODS
 
 Component = Literal[
     "magnitude", "direction", "orthogonal", "magnitude_direction", "magnitude_orthogonal"
 ]
+Side = Literal["input", "output"]
+Rotation = tuple[Tensor, Tensor]
 
 
 class DecomposedWeight(WeightAdapter):
     """m ⊙ direction, where the direction is frozen, free, or rotated as a whole.
 
-    weight: [out, in]. Parameters by component: `magnitude` [out, 1], `vectors` U [in, r],
+    weight: [out, in]. Parameters by component: `magnitude` [out, 1], `vectors` U [in, r] ([out, r]
+    for a rotation on the output side),
     `direction` V [out, in] (used with its rows normalised). `chained` multiplies by one reflection
     after another, as the official code does: the same, slowly, for comparison.
     """
 
-    def __init__(self, weight: Tensor, component: Component, rank: int, paired: bool) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        component: Component,
+        rank: int,
+        paired: bool,
+        side: Side = "input",
+    ) -> None:
         super().__init__()
         self.hold(weight)
         self.norm: Tensor
@@ -46,11 +59,14 @@ class DecomposedWeight(WeightAdapter):
         self.vectors: nn.Parameter | None = None
         if "orthogonal" in component:
             columns = rank // 2 if paired else rank
-            start = torch.empty(weight.shape[1], columns, dtype=weight.dtype, device=weight.device)
+            width = weight.shape[1 if side == "input" else 0]
+            start = torch.empty(width, columns, dtype=weight.dtype, device=weight.device)
             nn.init.kaiming_uniform_(start, a=5**0.5)
             # Equal neighbours cancel, H H = I: the start is the source model itself.
             self.vectors = nn.Parameter(start.repeat_interleave(2, 1) if paired else start)
+        self.side = side
         self.chained = False
+        self.ready: Rotation | None = None
 
     def factors(self) -> Factors | None:
         """c = m / ‖W‖ and, of the rotation, P = W U and Q = -T⁻¹ Uᵀ; None for a free direction."""
@@ -59,8 +75,10 @@ class DecomposedWeight(WeightAdapter):
         scale = None if self.magnitude is None else self.magnitude / self.norm
         if self.vectors is None:
             return Factors(scale)
-        unit = unit_rows(self.vectors)
-        return Factors(scale, (unit @ self.weight.T).T, compact(unit))
+        unit, down = self.ready or rotation(self.vectors)
+        if self.side == "output":  # O Ŵ, its rows scaled back to those of W
+            return Factors(scale, self.norm * unit.T, down @ self.unit_neurons())
+        return Factors(scale, (unit @ self.weight.T).T, down)
 
     def forward(self) -> Tensor:
         """W_eff [out, in]."""
@@ -69,7 +87,11 @@ class DecomposedWeight(WeightAdapter):
         with torch.autocast(self.weight.device.type, enabled=False):
             weight = self.unit_neurons()
             if self.vectors is not None:
-                weight = reflected(weight, unit_rows(self.vectors))
+                unit = unit_rows(self.vectors)
+                mirrored = self.side == "output"  # O Ŵ is the transpose of Ŵᵀ Oᵀ
+                weight = (
+                    reflected(weight.T, unit.flip(0)).T if mirrored else reflected(weight, unit)
+                )
             return (self.norm if self.magnitude is None else self.magnitude) * weight
 
     def unit_neurons(self) -> Tensor:
@@ -86,20 +108,46 @@ def positive(norm: Tensor) -> Tensor:
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """The columns of U [in, r] as rows [r, in] of length 1.
+    """The columns of U [..., in, r] as rows [..., r, in] of length 1.
 
     The reflections do not depend on lengths, and T is conditioned best by unit vectors; products
     with few rows are twice as fast as with few columns.
     """
-    rows = vectors.T.contiguous()
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-12)
+    rows = vectors.mT.contiguous()
+    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-12)
 
 
-def compact(unit: Tensor) -> Tensor:
-    """-T⁻¹ Uᵀ [r, in] of unit vectors Uᵀ [r, in]: O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
+def rotation(vectors: Tensor) -> Rotation:
+    """Unit vectors Uᵀ and -T⁻¹ Uᵀ, both [..., r, in], of O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
+    unit = unit_rows(vectors)
     # 2 T has a diagonal of ones, for lengths are 1: neither it nor what lies below it is read.
-    doubled = 2 * (unit @ unit.T)
-    return torch.linalg.solve_triangular(doubled, -2 * unit, upper=True, unitriangular=True)
+    doubled = 2 * (unit @ unit.mT)
+    down = torch.linalg.solve_triangular(doubled, -2 * unit, upper=True, unitriangular=True)
+    return unit, down
+
+
+@contextlib.contextmanager
+def rotated_together(weights: Iterable[DecomposedWeight]) -> Iterator[None]:
+    """Within the block, one forward pass, the rotations of like shape are made in one go.
+
+    They are small and many: one by one, most of their time would be that of calling torch.
+    """
+    alike: dict[torch.Size, list[DecomposedWeight]] = {}
+    for weight in weights:
+        if weight.vectors is not None:
+            alike.setdefault(weight.vectors.shape, []).append(weight)
+    for group in alike.values():
+        stacked = torch.stack([w.vectors for w in group if w.vectors is not None])
+        with torch.autocast(stacked.device.type, enabled=False):
+            units, downs = rotation(stacked)
+        for weight, unit, down in zip(group, units, downs, strict=True):
+            weight.ready = (unit, down)
+    try:
+        yield
+    finally:
+        for group in alike.values():
+            for weight in group:
+                weight.ready = None
 
 
 def reflected(neurons: Tensor, unit: Tensor) -> Tensor:
@@ -124,6 +172,11 @@ class PAID(AlignmentMethod):
         rank: int = Field(12, ge=1, description="r, number of reflections")
         component: Component = Field("magnitude_orthogonal", description="what learns")
         paired_init: bool = Field(True, description="equal pairs of columns: start at identity")
+        side: Side = Field(
+            "input",
+            description="where O turns: the code's side, or the paper's formula taken literally",
+            json_schema_extra=NEWER,
+        )
 
         def model_post_init(self, _: Any) -> None:
             """An odd number of columns cannot be made of equal pairs."""
@@ -133,7 +186,12 @@ class PAID(AlignmentMethod):
     @staticmethod
     def adapter(weight: Tensor, hp: Any) -> DecomposedWeight:
         """Decompose a weight; m, U or V learn as the component says."""
-        return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init)
+        return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init, hp.side)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [n, d] of images, with gradient."""
+        with rotated_together(weight for _, weight in self.directions()):
+            return super().features(images)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:
         """The decomposed weights by name, for the analysis of their geometry."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.api import load_method
-from ctta_bench.injection import InjectedLinear
+from ctta_bench.injected import InjectedLinear
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.stream import ArrayImages, SourceData

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from ctta_bench.alignment import (
+from ctta_bench.errors import ConfigError, DataError, MethodError
+from ctta_bench.model import SourceModel
+from ctta_bench.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,
     filter_limit,
     source_statistics,
 )
-from ctta_bench.errors import ConfigError, DataError, MethodError
-from ctta_bench.model import SourceModel
 
 # Mean (1, 0), unbiased deviation (√2, 0).
 FEATURES = torch.tensor([[0.0, 0.0], [2.0, 0.0]])

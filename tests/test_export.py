@@ -129,14 +129,10 @@ def test_a_run_keeps_the_model_at_the_end_of_each_domain(folder: RunFolder) -> N
     assert json.loads(metadata["preprocessing"])["mean"] == [0.5, 0.5, 0.5]
 
 
-def test_models_are_of_the_domain_before_its_reset(folder: RunFolder, tmp_path: Path) -> None:
-    settings = {"lr": 0.01, "benchmark.setting": "reset"}
-    run_cell(resolve(request(set=settings)), folder)
-    alone = RunFolder(tmp_path / "alone")
-    run_cell(resolve(request(set=settings | {"benchmark.domains": ["dark"]})), alone)
-    # One domain seen alone draws the same order only if it stands at the same place.
-    assert list(models(alone)) == ["00-dark"]
+def test_models_are_of_the_domain_before_its_reset(folder: RunFolder) -> None:
+    run_cell(resolve(request(set={"lr": 0.01, "benchmark.setting": "reset"})), folder)
     source = toy.toy_vit().state_dict()["blocks.0.attn.proj.weight"]
+    assert len(models(folder)) == 3
     for state in models(folder).values():
         assert not torch.equal(state["blocks.0.attn.proj.weight"], source)
 

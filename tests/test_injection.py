@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ctta_bench.adapters import LowRankWeight, WeightAdapter
 from ctta_bench.errors import MethodError
+from ctta_bench.injected import InjectedLinear
 from ctta_bench.injection import (
-    InjectedLinear,
     bare_weights,
     bypassed,
     inject,
@@ -75,6 +75,33 @@ def test_separate_projections_have_a_role_each(names: tuple[str, ...]) -> None:
     assert [layer.roles for layer in role_layers(SourceModel(network))] == [*"qkvo", *"qkvo"]
 
 
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+def test_of_separate_projections_the_chosen_one_alone_changes(role: str) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(4, 4) for _ in "qkv")
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = nn.LayerNorm(4), Attention()
+
+    network = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block()]), "head": nn.Linear(4, 2)})
+    model, source = SourceModel(network), tensors(network)
+    trainable = inject(model, role, lambda weight: LowRankWeight(weight, 2))
+    assert sum(p.numel() for p in trainable.values()) == 2 * 2 * (4 + 4)
+    with torch.no_grad():
+        for parameter in trainable.values():
+            parameter.fill_(0.5)
+    merge(model)
+    after = tensors(network)
+    word = {"q": "query", "k": "key", "v": "value"}[role]
+    assert {name for name in after if not torch.equal(after[name], source[name])} == {
+        f"layers.{i}.attention.{word}.weight" for i in (0, 1)
+    }
+
+
 @pytest.mark.parametrize("roles", ["q", "kv", "qkvom"])
 def test_only_the_rows_of_the_chosen_roles_are_adapted(model: SourceModel, roles: str) -> None:
     source = tensors(model.network)
@@ -110,7 +137,7 @@ def test_a_fused_projection_is_one_product(
         return torch.nn.functional.linear(x, weight, bias)
 
     inject(model, "qkv", Scaled)
-    monkeypatch.setattr("ctta_bench.injection.linear", counted)
+    monkeypatch.setattr("ctta_bench.injected.linear", counted)
     model(pictures(2))
     assert shapes == [(3 * WIDTH, WIDTH)] * DEPTH
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ctta_bench import product
 from ctta_bench.adapters import Factors, LowRankWeight
-from ctta_bench.injection import InjectedLinear, bypassed, inject, merge, steady
+from ctta_bench.injected import InjectedLinear
+from ctta_bench.injection import bypassed, inject, merge, steady
 from ctta_bench.methods.dora import DecomposedLowRankWeight
 from ctta_bench.methods.paid import DecomposedWeight
 from ctta_bench.model import SourceModel
@@ -87,9 +88,7 @@ def test_odd_shapes_are_no_exception(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("adapted", ["q", "v", "qv", "kv", "qkv"])
 @pytest.mark.parametrize("kind", ["paid", "lora", "dora"])
-def test_of_a_fused_projection_any_roles_can_be_adapted(
-    kind: str, adapted: str, form: str
-) -> None:
+def test_of_a_fused_projection_any_roles_can_be_adapted(kind: str, adapted: str, form: str) -> None:
     compare(layer(kind, 6, 18, "qkv", adapted), form, (4, 3))
 
 
@@ -113,9 +112,7 @@ def test_one_reflection_after_another_gives_the_same(kind: str, form: str) -> No
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-300, 1e-12, -0.5])
 @pytest.mark.parametrize("kind", ["paid", "dora"])
-def test_a_neuron_of_hardly_any_length_has_the_right_gradient(
-    kind: str, magnitude: float
-) -> None:
+def test_a_neuron_of_hardly_any_length_has_the_right_gradient(kind: str, magnitude: float) -> None:
     """Its output says nothing of its direction: the gradient of c is made in another way."""
     made = layer(kind, 8, 6)
     adapter: Any = made.adapters["m"]

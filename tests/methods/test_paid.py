@@ -8,11 +8,11 @@ import timm
 import torch
 from torch import Tensor
 
-from ctta_bench.alignment import SourceStatistics
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.injection import merge
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
+from ctta_bench.moments import SourceStatistics
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, snapshot, source_images, tensors, toy
 
@@ -242,6 +242,7 @@ def test_the_last_blocks_can_be_left_out() -> None:
     ("rank", "skipped", "count"),
     [
         (2, 3, 186_624),
+        (8, 0, 746_496),
         (12, 0, 1_078_272),
         (12, 3, 808_704),
         (14, 0, 1_244_160),
@@ -443,3 +444,22 @@ def test_seeds_give_other_vectors() -> None:
     assert not torch.equal(first, other)
     # Uniform in ± 1 / √(r / 2).
     assert 0.35 < first.abs().max() <= 6**-0.5
+
+
+def test_on_the_output_side_the_rotation_mixes_neurons_as_the_formula_reads() -> None:
+    weight = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    adapter = PAID.adapter(weight, PAID.Hyperparameters(rank=4, paired_init=False, side="output"))
+    length = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+    turned = weight / length
+    for vector in adapter.vectors.detach().T.flip(0):  # O Ŵ = H_1 (H_2 (... Ŵ))
+        turned = turned - 2 * torch.outer(vector, vector @ turned) / vector.dot(vector)
+    torch.testing.assert_close(adapter(), length * turned, rtol=0, atol=1e-12)
+    adapter.chained = True
+    torch.testing.assert_close(adapter(), length * turned, rtol=0, atol=1e-12)
+
+
+def test_on_the_output_side_the_start_is_the_source_model_and_the_angles_change() -> None:
+    started = weights_of(build("paid", side="output", **DOUBLE))
+    torch.testing.assert_close(started, {k: v.double() for k, v in source_weights().items()})
+    weights = weights_of(adapted(side="output", **DOUBLE))
+    assert largest(rows(source_weights()), rows(weights), cosines) > 1e-3
