@@ -1,7 +1,6 @@
 """Adapted models as plain networks: kept by runs, exported, and loaded by timm alone."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 from timm.models.vision_transformer import VisionTransformer
+from typer.testing import CliRunner
 
+from ctta_bench.cli import app
 from ctta_bench.config import CellRequest, resolve
 from ctta_bench.engine import run_cell
 from ctta_bench.errors import ConfigError, MethodError, RunError
@@ -305,15 +306,16 @@ def test_an_unfinished_run_exports_a_domain_but_no_end(folder: RunFolder, tmp_pa
     assert export(folder.path, tmp_path / "out.safetensors", domain="clean").stem == "00-clean"
 
 
-def test_the_command_keeps_and_exports(
-    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    plugin = ["--plugin", str(Path(toy.__file__))]
-    options = ["--set", "examples=8", "--keep-models", "last", "--quiet"]
-    done = command("run", "lora", "toy", *plugin, *options)
-    assert done.returncode == 0, done.stderr
+def test_the_command_keeps_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = f"--plugin {toy.__file__}"
+    line = f"run lora toy {plugin} --set examples=8 --keep-models last --quiet --device cpu"
+    done = CliRunner().invoke(app, line.split())
+    assert done.exit_code == 0, done.output
     (cell,) = (tmp_path / "runs/single").iterdir()
-    told = command("export", cell, "out.safetensors")
-    assert told.returncode == 0, told.stderr
-    assert "out.safetensors" in told.stdout
+    call = ["export", str(cell), "out.safetensors"]
+    told = CliRunner().invoke(app, call)
+    assert told.exit_code == 0, told.output
+    assert "out.safetensors" in told.output
     network_of(safetensors.torch.load_file(tmp_path / "out.safetensors"))
+    assert CliRunner().invoke(app, call).exit_code == 2  # the file is in the way
