@@ -117,6 +117,11 @@ def expand(
     return list((cells | {cell.id: cell for cell in warmed.values()}).values())
 
 
+def count_cells(experiment: Experiment) -> int:
+    """How many cells a file asks for, beside warm-ups and their own rows; needs no data."""
+    return sum(1 for _ in _requests(experiment, (), ()))
+
+
 def _requests(
     experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:

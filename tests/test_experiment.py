@@ -3,7 +3,13 @@
 import pytest
 
 from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import combinations, expand, experiment_files, load_experiment
+from ctta_bench.experiment import (
+    combinations,
+    count_cells,
+    expand,
+    experiment_files,
+    load_experiment,
+)
 
 
 def write(folder, text):
@@ -90,3 +96,8 @@ def test_a_preset_replaces_those_of_the_file(tmp_path):
     assert (cell.request.preset, cell.hyperparameters.lr) == ("default", 1e-4)
     with pytest.raises(ConfigError, match="no values for 'fashion_c'"):
         expand(described, benchmarks=("fashion_c",))
+
+
+def test_cells_are_counted_without_data_or_weights():
+    """Source, and eight ranks of PAID, on three benchmarks."""
+    assert count_cells(load_experiment("paper/rank")) == 3 * (1 + 8)

@@ -42,11 +42,18 @@ def list_entries(
             raise ConfigError(f"list {what} --model {model}: only methods go with a model.")
         return list_pairs(model, verbose, as_json)
     if what == "experiments":
-        from ctta_bench.config import read_yaml
-        from ctta_bench.experiment import experiment_files
+        from ctta_bench.experiment import count_cells, experiment_files, load_experiment
 
-        found = {n: read_yaml(f).get("title", "") for n, f in experiment_files().items()}
-        rows = [{"name": n, "description": t} for n, t in found.items()]
+        found = {name: load_experiment(name) for name in experiment_files()}
+        rows = [
+            {
+                "name": n,
+                "cells": count_cells(e),
+                "description": e.title,
+                "remakes": e.remakes or "–",
+            }
+            for n, e in found.items()
+        ]
     elif what == "settings":
         rows = setting_rows()
     else:
@@ -69,7 +76,11 @@ def list_entries(
         return
     from ctta_bench.console import hyperparameter_tables, plain_table
 
-    more = {"methods": ["source_access", "warmup_access"], "settings": ["parameters"]}
+    more = {
+        "methods": ["source_access", "warmup_access"],
+        "settings": ["parameters"],
+        "experiments": ["cells", "remakes"],
+    }
     columns = ["name", *more.get(what, []), "description"]
     cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
     printer().print(plain_table([c.replace("_", " ") for c in columns], cells))
