@@ -22,7 +22,7 @@ def cells(text):
     """Rows of a Markdown table below its head: label, then entries without marks."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     split = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
-    plain = [[re.sub(r"\*\*|</?u>|†|,", "", part) for part in row] for row in split]
+    plain = [[re.sub(r"\*\*|</?u>|†", "", part) for part in row] for row in split]
     return plain[0], plain[2:]
 
 
