@@ -41,6 +41,7 @@ def list_entries(
         if what != "methods":
             raise ConfigError(f"list {what} --model {model}: only methods go with a model.")
         return list_pairs(model, verbose, as_json)
+    rows: list[dict[str, Any]]
     if what == "experiments":
         from ctta_bench.experiment import count_cells, experiment_files, load_experiment
 
