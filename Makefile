@@ -102,7 +102,7 @@ clean: ## remove what was built and cached; .venv and runs stay
 
 # Installed, the top-level folders stand in their places as ctta_bench.methods, ...: there mypy and
 # import-linter find them. The folders themselves are prerequisites, so that a deleted file counts.
-build/site/.ready: .venv/.ready $(FOLDERS) $(shell find $(FOLDERS) -name '*.py')
+build/site/.ready: .venv/.ready $(FOLDERS) $(wildcard $(FOLDERS:=/*.py) $(FOLDERS:=/*/*.py))
 	@rm -rf build/lib build/bdist.* build/site
 	@$(PIP) install --quiet --no-deps --no-build-isolation --target build/site .
 	@cp pyproject.toml build/site/
