@@ -22,8 +22,8 @@ from ctta_bench.loggers import Logger
 from ctta_bench.method import Method, Precision
 from ctta_bench.metrics import Scores
 from ctta_bench.model import Regime, SourceModel
-from ctta_bench.pretrained import load_source_model
 from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
+from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark, Stream, batch_domains
 
 

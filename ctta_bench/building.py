@@ -12,9 +12,9 @@ from ctta_bench.errors import DataError
 from ctta_bench.loading import default_workers
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.pretrained import load_source_model
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.source_cache import SourceCache, fingerprint_of
+from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark, SourceData, StreamSettings, as_input
 
 CHECKED_SOURCE_IMAGES = 256

@@ -357,8 +357,8 @@ def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
 
 def _model_facts(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Fingerprint and pre-processing of a model."""
-    from ctta_bench.pretrained import stored_weights
-    from ctta_bench.weights import weight_file
+    from ctta_bench.source_models.pretrained import stored_weights
+    from ctta_bench.source_models.weights import weight_file
 
     path = options["weights"] or stored_weights(name, options["root"])
     stamp: tuple[int, ...] = ()
@@ -373,7 +373,7 @@ def _read_facts(
     name: str, path: Path | None, stamp: tuple[int, ...], options: tuple[tuple[str, Any], ...]
 ) -> tuple[str, dict[str, Any]]:
     """`_model_facts`, remembered; `path` and `stamp` make a rewritten file a new model."""
-    from ctta_bench.pretrained import load_source_model
+    from ctta_bench.source_models.pretrained import load_source_model
 
     model = load_source_model(name, **dict(options))
     return model.sha256(), model.preprocessing.record()

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, MethodError, RunError
-from ctta_bench.injection import merge
 from ctta_bench.method import Method
+from ctta_bench.parts.injection import merge
 from ctta_bench.record import RunFolder, atomic
 
 Keep = Literal["none", "last", "domains"]

@@ -24,7 +24,7 @@ from ctta_bench.hyperparameters import (
     WarmupHyperparameters,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.updates import (
+from ctta_bench.parts.updates import (
     ema_update,
     soft_cross_entropy,
     softmax_entropy,

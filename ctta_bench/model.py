@@ -2,7 +2,7 @@
 
 Images enter in [0, 1]; resizing and normalisation are layers inside, so that methods and their
 augmentations never see another range. `features` and `head` split the network before its last
-linear layer; `norm_parameters` and `ctta_bench.injection` address layers by what they are.
+linear layer; `norm_parameters` and `ctta_bench.parts.injection` address layers by what they are.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
-from ctta_bench.preprocessing import Preprocessing, Regime, recorded_preprocessing
-from ctta_bench.weights import fingerprint
+from ctta_bench.source_models.preprocessing import Preprocessing, Regime, recorded_preprocessing
+from ctta_bench.source_models.weights import fingerprint
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from ctta_bench.config import preset_values, validate
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.preprocessing import recorded_preprocessing
-from ctta_bench.pretrained import build
 from ctta_bench.registry import METHODS
+from ctta_bench.source_models.preprocessing import recorded_preprocessing
+from ctta_bench.source_models.pretrained import build
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from ctta_bench.analysis.rows import SOURCE
 from ctta_bench.analysis.tables import table_name
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
-from ctta_bench.pretrained import load_source_model
 from ctta_bench.record import check_writable
 from ctta_bench.registry import BENCHMARKS
+from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark, as_input
 
 CLEAN = "clean"  # the domain of the uncorrupted images, in benchmarks that have one

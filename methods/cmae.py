@@ -25,17 +25,17 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
-from ctta_bench.encoder import hooked
 from ctta_bench.errors import MethodError
-from ctta_bench.hog import CELLS, TARGETS, oriented_gradients, patch_targets
 from ctta_bench.method import (
     OptimizerHyperparameters,
     WarmupHyperparameters,
     soft_cross_entropy,
 )
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.encoder import hooked
+from ctta_bench.parts.hog import CELLS, TARGETS, oriented_gradients, patch_targets
+from ctta_bench.parts.teaching import StudentMethod
 from ctta_bench.registry import METHODS
-from ctta_bench.teaching import StudentMethod
 
 
 @METHODS.register_module("cmae")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ctta_bench.method import OptimizerHyperparameters, ema_update
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.teaching import StudentMethod, at_least_float32
 from ctta_bench.registry import METHODS
-from ctta_bench.teaching import StudentMethod, at_least_float32
 
 
 @METHODS.register_module("cotta")

@@ -31,9 +31,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ctta_bench.encoder import stage_starts
-from ctta_bench.image_views import strong_view, weak_view
-from ctta_bench.memory import Bank, neighbour_probs
 from ctta_bench.method import (
     NEWER,
     Method,
@@ -41,7 +38,10 @@ from ctta_bench.method import (
     WarmupHyperparameters,
     ema_update,
 )
-from ctta_bench.prompts import (
+from ctta_bench.parts.encoder import stage_starts
+from ctta_bench.parts.image_views import strong_view, weak_view
+from ctta_bench.parts.memory import Bank, neighbour_probs
+from ctta_bench.parts.prompts import (
     DINOHead,
     PromptLearner,
     consistency_of_prompts,

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from ctta_bench.errors import DataError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.selection import Selection
 from ctta_bench.registry import METHODS
-from ctta_bench.selection import Selection
 
 
 @METHODS.register_module("eta")

@@ -25,7 +25,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from ctta_bench.encoder import Part, encoder_parts, is_stage
 from ctta_bench.method import (
     Method,
     OptimizerHyperparameters,
@@ -33,6 +32,7 @@ from ctta_bench.method import (
     softmax_entropy,
 )
 from ctta_bench.model import BATCH_NORMS
+from ctta_bench.parts.encoder import Part, encoder_parts, is_stage
 from ctta_bench.registry import METHODS
 
 PROBE_SIDE = 64  # images that only show the shapes, where the model has no size of its own

@@ -20,9 +20,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ctta_bench.adapters import Factors, WeightAdapter
-from ctta_bench.alignment import AlignmentHyperparameters, AlignmentMethod
 from ctta_bench.method import NEWER
+from ctta_bench.parts.adapters import Factors, WeightAdapter
+from ctta_bench.parts.alignment import AlignmentHyperparameters, AlignmentMethod
 from ctta_bench.registry import METHODS
 
 Component = Literal[

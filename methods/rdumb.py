@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.selection import Selection
 from ctta_bench.registry import METHODS
-from ctta_bench.selection import Selection
 
 
 @METHODS.register_module("rdumb")

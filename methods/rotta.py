@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.augment import random_view
 from ctta_bench.method import Method, OptimizerHyperparameters, ema_update, soft_cross_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.norms import make_robust
+from ctta_bench.parts.augment import random_view
+from ctta_bench.parts.norms import make_robust
 from ctta_bench.registry import METHODS
 
 

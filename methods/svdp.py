@@ -28,7 +28,7 @@ from ctta_bench.method import (
     stochastic_restore,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.placed_prompts import (
+from ctta_bench.parts.placed_prompts import (
     dropout_uncertainty,
     most_uncertain,
     prompt_count,

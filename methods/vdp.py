@@ -18,15 +18,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from ctta_bench.augment import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.errors import MethodError
-from ctta_bench.importance import PathImportance
 from ctta_bench.method import (
     Method,
     OptimizerHyperparameters,
     ema_update,
     soft_cross_entropy,
 )
+from ctta_bench.parts.augment import NOISE, TAPS, blur, draw_view, jitter
+from ctta_bench.parts.importance import PathImportance
 from ctta_bench.registry import METHODS
 
 PATCHES = 3  # a prompt

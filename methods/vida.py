@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ctta_bench.errors import MethodError
-from ctta_bench.injection import role_layers
 from ctta_bench.method import OptimizerHyperparameters, WarmupHyperparameters, ema_update
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.injection import role_layers
+from ctta_bench.parts.teaching import StudentMethod, at_least_float32
 from ctta_bench.registry import METHODS
-from ctta_bench.teaching import StudentMethod, at_least_float32
 
 
 @dataclass

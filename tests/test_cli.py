@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from ctta_bench.cli import app
-from ctta_bench.pretrained import load_source_model
+from ctta_bench.source_models.pretrained import load_source_model
 from tests.conftest import TOY
 
 Invoke = Callable[..., Result]

@@ -19,13 +19,13 @@ from ctta_bench.datasets.fashion import read
 from ctta_bench.datasets.fashion_models import EMBEDDED
 from ctta_bench.errors import ConfigError, DataError, RunError
 from ctta_bench.model import SourceModel
-from ctta_bench.pretrained import load_source_model
-from ctta_bench.recipes import Recipe, recipe_for
 from ctta_bench.registry import BENCHMARKS, MODELS
+from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import ArrayImages
-from ctta_bench.training import Training, train_source
-from ctta_bench.training_batches import TrainingBatches, shift
-from ctta_bench.training_task import Task, copy_body, first_model, task_for
+from ctta_bench.training.batches import TrainingBatches, shift
+from ctta_bench.training.loop import Training, train_source
+from ctta_bench.training.recipes import Recipe, recipe_for
+from ctta_bench.training.task import Task, copy_body, first_model, task_for
 from tests.conftest import TOY
 from tests.methods import toy
 

@@ -33,9 +33,9 @@ def models_download(name: Name) -> None:
 
     Example: `ctta-bench models download timm:vit_base_patch16_224.augreg_in21k_ft_in1k`
     """
-    from ctta_bench import hub
     from ctta_bench.errors import ConfigError
-    from ctta_bench.pretrained import TIMM, build
+    from ctta_bench.source_models import hub
+    from ctta_bench.source_models.pretrained import TIMM, build
 
     if not name.startswith(TIMM):
         raise ConfigError(f"model {name!r}: only timm:NAME.TAG is on the hub; see docs/models.md.")
@@ -60,7 +60,7 @@ def models_show(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.pretrained import load_source_model
+    from ctta_bench.source_models.pretrained import load_source_model
 
     model = load_source_model(
         name,
@@ -116,11 +116,11 @@ def train_source(
     from ctta_bench.config import parse_assignments
     from ctta_bench.environment import default_device
     from ctta_bench.errors import ConfigError
-    from ctta_bench.pretrained import stored_file
-    from ctta_bench.recipes import recipe_for
     from ctta_bench.registry import BENCHMARKS
-    from ctta_bench.training import train_source as train
-    from ctta_bench.training_task import task_for
+    from ctta_bench.source_models.pretrained import stored_file
+    from ctta_bench.training.loop import train_source as train
+    from ctta_bench.training.recipes import recipe_for
+    from ctta_bench.training.task import task_for
 
     entry = BENCHMARKS.get(benchmark)
     name = model or entry.default_model

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctta_bench.hog import oriented_gradients, patch_targets
 from ctta_bench.methods.official import (
     Case,
     Recorded,
@@ -14,6 +13,7 @@ from ctta_bench.methods.official import (
     Translation,
     optimizer,
 )
+from ctta_bench.parts.hog import oriented_gradients, patch_targets
 
 
 def official(case: Case) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from torch import nn
 from ctta_bench.datasets.cifar_models import CifarResNeXt, WideResNet
 from ctta_bench.errors import DataError
 from ctta_bench.model import SourceModel
-from ctta_bench.pretrained import build, load_source_model
 from ctta_bench.registry import MODELS
+from ctta_bench.source_models.pretrained import build, load_source_model
 
 # As their papers and RobustBench count them.
 PARAMETERS = {

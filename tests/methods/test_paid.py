@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ctta_bench.errors import DataError, MethodError
-from ctta_bench.injection import merge
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.moments import SourceStatistics
+from ctta_bench.parts.injection import merge
+from ctta_bench.parts.moments import SourceStatistics
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, snapshot, source_images, tensors, toy
 

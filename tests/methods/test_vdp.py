@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ctta_bench.errors import MethodError
-from ctta_bench.importance import PathImportance
 from ctta_bench.method import Method, soft_cross_entropy
 from ctta_bench.methods.vdp import recoloured
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.importance import PathImportance
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, plain, snapshot, tensors, toy
 

@@ -6,17 +6,17 @@ import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ctta_bench.adapters import LowRankWeight, WeightAdapter
 from ctta_bench.errors import MethodError
-from ctta_bench.injected import InjectedLinear
-from ctta_bench.injection import (
+from ctta_bench.model import SourceModel
+from ctta_bench.parts.adapters import LowRankWeight, WeightAdapter
+from ctta_bench.parts.injected import InjectedLinear
+from ctta_bench.parts.injection import (
     bare_weights,
     bypassed,
     inject,
     merge,
     role_layers,
 )
-from ctta_bench.model import SourceModel
 from tests.methods import pictures, tensors, toy
 
 WIDTH, DEPTH = 24, 4
@@ -137,7 +137,7 @@ def test_a_fused_projection_is_one_product(
         return torch.nn.functional.linear(x, weight, bias)
 
     inject(model, "qkv", Scaled)
-    monkeypatch.setattr("ctta_bench.injected.linear", counted)
+    monkeypatch.setattr("ctta_bench.parts.injected.linear", counted)
     model(pictures(2))
     assert shapes == [(3 * WIDTH, WIDTH)] * DEPTH
 

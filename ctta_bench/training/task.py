@@ -8,10 +8,10 @@ from torch import nn
 
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel, find_classifier
-from ctta_bench.preprocessing import Regime, recorded_preprocessing
-from ctta_bench.pretrained import build, load_source_model
-from ctta_bench.recipes import Recipe
+from ctta_bench.source_models.preprocessing import Regime, recorded_preprocessing
+from ctta_bench.source_models.pretrained import build, load_source_model
 from ctta_bench.stream import Benchmark, ImageSet
+from ctta_bench.training.recipes import Recipe
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from ctta_bench.adapters import WeightAdapter
 from ctta_bench.errors import MethodError
-from ctta_bench.injection import bypassed, inject, steady
 from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyperparameters
-from ctta_bench.moments import (
+from ctta_bench.parts.adapters import WeightAdapter
+from ctta_bench.parts.injection import bypassed, inject, steady
+from ctta_bench.parts.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,
@@ -24,7 +24,7 @@ from ctta_bench.moments import (
     moment_distance,
     source_statistics,
 )
-from ctta_bench.weights import fingerprint
+from ctta_bench.source_models.weights import fingerprint
 
 
 class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from ctta_bench.adapters import Factors
-from ctta_bench.thin import Entered, Origin, Part, ThinSums, origin_of, pieces, scale_gradient
+from ctta_bench.parts.adapters import Factors
+from ctta_bench.parts.thin import Entered, Origin, Part, ThinSums, origin_of, pieces, scale_gradient
 
 
 @torch.no_grad()

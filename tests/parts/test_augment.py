@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from ctta_bench.augment import View, affine, blur, draw_view, jitter, random_view
+from ctta_bench.parts.augment import View, affine, blur, draw_view, jitter, random_view
 from tests.methods import pictures
 
 PLAIN = View((0, 1, 2, 3, 4), 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, (0, 0), 1.0, 0.001, False)

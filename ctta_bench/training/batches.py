@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ctta_bench.errors import DataError
-from ctta_bench.pretrained import load_source_model
+from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import as_input
-from ctta_bench.training_task import Task
+from ctta_bench.training.task import Task
 
 AT_ONCE = 500  # images a pass that needs no gradient
 

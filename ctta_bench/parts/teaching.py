@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from ctta_bench.augment import random_view
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.updates import soft_cross_entropy, stochastic_restore
+from ctta_bench.parts.augment import random_view
+from ctta_bench.parts.updates import soft_cross_entropy, stochastic_restore
 
 IMAGES_PER_PASS = 64  # views of small batches go through a network together
 

@@ -24,11 +24,11 @@ from torch.nn.functional import cross_entropy
 from ctta_bench.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
-from ctta_bench.model_card import write_model
 from ctta_bench.record import atomic, check_writable
 from ctta_bench.stream import ImageSet, as_input
-from ctta_bench.training_batches import TrainingBatches
-from ctta_bench.training_task import Task, first_model
+from ctta_bench.training.batches import TrainingBatches
+from ctta_bench.training.card import write_model
+from ctta_bench.training.task import Task, first_model
 
 # Called after each step with: step, steps, epoch, epochs, lr, loss, ends_epoch; at an epoch's end
 # loss is the epoch's mean, and accuracy that on the test images (None if there are none).

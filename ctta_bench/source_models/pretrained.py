@@ -14,12 +14,12 @@ from typing import Any
 from platformdirs import user_cache_path
 from torch import nn
 
-from ctta_bench import hub
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel
-from ctta_bench.preprocessing import Regime, recorded_cfg, recorded_preprocessing
 from ctta_bench.registry import MODELS, canonical
-from ctta_bench.weights import SUFFIXES, check_finite, load_weights, recorded_beside
+from ctta_bench.source_models import hub
+from ctta_bench.source_models.preprocessing import Regime, recorded_cfg, recorded_preprocessing
+from ctta_bench.source_models.weights import SUFFIXES, check_finite, load_weights, recorded_beside
 
 TIMM = "timm:"
 # A record's key: the weights are not in the package, and this is where they come from.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import DataError
 from ctta_bench.model import SourceModel
-from ctta_bench.weights import load_weights, recorded_beside, weight_file
+from ctta_bench.source_models.weights import load_weights, recorded_beside, weight_file
 from tests.methods import pictures, toy
 from tests.test_model import Linear, Wrapped, tiny_vit
 

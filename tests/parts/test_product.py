@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctta_bench import product
-from ctta_bench.adapters import Factors, LowRankWeight
-from ctta_bench.injected import InjectedLinear
-from ctta_bench.injection import bypassed, inject, merge, steady
 from ctta_bench.methods.dora import DecomposedLowRankWeight
 from ctta_bench.methods.paid import DecomposedWeight
 from ctta_bench.model import SourceModel
+from ctta_bench.parts import product
+from ctta_bench.parts.adapters import Factors, LowRankWeight
+from ctta_bench.parts.injected import InjectedLinear
+from ctta_bench.parts.injection import bypassed, inject, merge, steady
 from tests.methods import toy
 
 DOUBLE = torch.float64

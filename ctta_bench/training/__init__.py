@@ -1,0 +1,1 @@
+"""Training a source model where a user has none: `ctta-bench train-source`."""
