@@ -187,7 +187,7 @@ def test_what_trainers_log_beside_the_weights_is_passed_over(tmp_path: Path) -> 
 def test_a_refused_file_is_told_with_the_types_that_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "odd.pth"
     torch.save({"state_dict": weights(), "log": Counter(), "rng": np.random.get_state()}, file)
-    with pytest.raises(DataError, match=r"refused \(tests\.test_weights\.Counter\); save the"):
+    with pytest.raises(DataError, match=r"refused \(tests\.source_models\.test_weights\.Counter\); save the"):
         load_weights(tiny_vit_like_toy(), file)
 
 
