@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := ctta_bench methods datasets experiments analysis
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type bench docs clean
+.PHONY: help setup demo test test-all test-slurm lint format type bench docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
@@ -49,9 +49,9 @@ endef
 	@test -z "$(TORCH)" || $(PIP) install --no-deps -c constraints.txt \
 	  --index-url "$(TORCH_CPU_INDEX)" torch torchvision
 	$(PIP) install -c constraints.txt -e '.[dev]'
-# The oracle that our corruptions are tested against. Without its dependencies: it asks for
-# opencv-python, which would overwrite the files of opencv-python-headless.
-	$(PIP) install -c constraints.txt --no-deps imagecorruptions-imaug
+# The extra [seg], and the oracle that our corruptions are tested against. Without what they depend
+# on: they ask for opencv-python, which would overwrite the files of opencv-python-headless.
+	$(PIP) install -c constraints.txt --no-deps onedl-mmcv onedl-mmsegmentation imagecorruptions-imaug
 	@touch $@
 
 # -- what users call -------------------------------------------------------------------------------
@@ -63,9 +63,15 @@ demo: setup ## five methods on the embedded benchmark: table, figures, page; a s
 test: setup ## the tests, in a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: setup ## the slow tests too; still without a GPU, Slurm and mmseg
+test-all: setup ## the slow tests too; still without a GPU and Slurm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-	  -m "not gpu and not slurm and not seg" $(ARGS)
+	  -m "not gpu and not slurm" $(ARGS)
+
+test-slurm: setup ## the tests of grids on a real Slurm, which this installs and starts (Debian, root)
+	tests/slurm/cluster.sh install
+	tests/slurm/cluster.sh start
+	trap 'tests/slurm/cluster.sh stop' EXIT; eval "$$(tests/slurm/cluster.sh env)"; \
+	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 3 tests/slurm $(ARGS)
 
 # -- what developers call --------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ctta_bench.errors import ConfigError, MethodError, RunError
 from ctta_bench.method import Method
 from ctta_bench.parts.injection import merge
 from ctta_bench.record import RunFolder, atomic
+from ctta_bench.source_models.segformer_layouts import published
 
 Keep = Literal["none", "last", "domains"]
 LAST = "last"
@@ -155,6 +156,7 @@ def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = Fa
     """Copy a kept model of the run folder `cell` to `out` (.safetensors); returns its source.
 
     The model at the end of the stream, or at the end of `domain` (its last visit, or `NN-DOMAIN`).
+    A SegFormer goes out under the names that mmsegmentation, or its authors' code, loads.
     Raises ConfigError for another suffix or a file in the way, RunError if there is no such model,
     or its weights are not finite.
     """
@@ -172,7 +174,7 @@ def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = Fa
     for key, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise RunError(f"{file}: {key} is not finite: the adaptation broke the model.")
-    write_model(out, state, metadata)
+    write_model(out, published(state), metadata)
     return file
 
 

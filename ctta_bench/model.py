@@ -3,11 +3,16 @@
 Images enter in [0, 1]; resizing and normalisation are layers inside, so that methods and their
 augmentations never see another range. `features` and `head` split the network before its last
 linear layer; `norm_parameters` and `ctta_bench.parts.injection` address layers by what they are.
+
+A network whose class says `task = "segmentation"` gives logits per pixel of a coarser grid, its
+own. `rows` makes samples of them, so that a loss is written once for both tasks.
 """
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +24,7 @@ from ctta_bench.source_models.weights import fingerprint
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (nn.LayerNorm, nn.GroupNorm, *BATCH_NORMS, *INSTANCE_NORMS)
+Task = Literal["classification", "segmentation"]
 
 
 @dataclass
@@ -33,10 +39,12 @@ class PassCounts:
 
 
 class SourceModel(nn.Module):
-    """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes].
+    """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes] (or a map).
 
     `network` is a timm classifier or any module from normalised images to logits. Its own
-    `pretrained_cfg` (mean, std, input size), if any, is what regime "true" uses.
+    `pretrained_cfg` (mean, std, input size), if any, is what regime "true" uses. A segmentation
+    network has `num_classes`, `encoder_stages`, `forward_maps(images)`, a list of maps [n, C, h, w]
+    by growing stride, and `decode(maps)`, logits [n, classes, h, w] at the finest of them.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class SourceModel(nn.Module):
         super().__init__()
         self.network: Any = network
         self.name = name or type(network).__name__
+        self.task: Task = getattr(network, "task", "classification")
         if not isinstance(preprocessing, Preprocessing):
             preprocessing = recorded_preprocessing(network, preprocessing)
         self.preprocessing = preprocessing
@@ -55,19 +64,23 @@ class SourceModel(nn.Module):
         self.passes = PassCounts()
         self.keys = frozenset(network.state_dict())  # before any method changes the network
         self.source_parameters = sum(p.numel() for p in network.parameters())
-        self._classifier = (
-            find_classifier(network),
-        )  # a tuple: no second registration of the layer
+        # A tuple: no second registration of the layer.
+        self._classifier = (None if self.task == "segmentation" else find_classifier(network),)
         self._is_timm = hasattr(network, "forward_features") and hasattr(network, "forward_head")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [n, classes]."""
+        """Logits [n, classes]; of a segmentation network [n, classes, h, w] at its own stride."""
         if self._is_timm:
             return self.head(self.features(images))
         return self._count(self.network(self.preprocess(images)))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last linear layer sees, [n, d]: a ViT's class token after the final norm."""
+        """What the last linear layer sees, [n, d]: a ViT's class token after the final norm.
+
+        Of a segmentation network: the rows [n·h·w, C] of its deepest map.
+        """
+        if self.task == "segmentation":
+            return self.rows(self.feature_maps(images)[-1])
         inputs = self.preprocess(images)
         if self._is_timm:
             tokens = self.network.forward_features(inputs)
@@ -84,14 +97,73 @@ class SourceModel(nn.Module):
         """Logits [n, classes] of features [n, d]."""
         return self.classifier(features)
 
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """What a segmentation network's decoder sees: maps [n, C, h, w] by growing stride.
+
+        Raises MethodError for a classifier.
+        """
+        self._check_dense()
+        maps: list[Tensor] = self.network.forward_maps(self.preprocess(images))
+        # Every backward pass crosses the first map that has a gradient, and counts there.
+        first = next((m for m in maps if m.requires_grad), maps[0])
+        self._count(first)
+        return maps
+
+    def decode(self, maps: Sequence[Tensor]) -> Tensor:
+        """Logits [n, classes, h, w] of a segmentation network's feature maps."""
+        self._check_dense()
+        return self.network.decode(maps)
+
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of one forward pass: `features(images)` and `self(images)`."""
+        if self.task == "segmentation":
+            maps = self.feature_maps(images)
+            return self.rows(maps[-1]), self.decode(maps)
+        features = self.features(images)
+        return features, self.head(features)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Outputs as samples: those of a classifier as they are, maps [n, K, h, w] as [n·h·w, K].
+
+        The samples of an image are contiguous, row by row of its map.
+        """
+        if self.task == "classification":
+            return outputs
+        return outputs.movedim(1, -1).flatten(0, -2)
+
+    def _check_dense(self) -> None:
+        if self.task != "segmentation":
+            raise MethodError(f"{self.name} is a classifier: it has no feature maps to decode.")
+
     def preprocess(self, images: Tensor) -> Tensor:
         """Resize to the network's input size, if it has one, and normalise."""
         return (self.preprocessing.resize(images) - self.mean) / self.std
+
+    def trained_preprocessing(self) -> Preprocessing:
+        """What the weights were trained with: regime "true", at the input size that is in use."""
+        return recorded_preprocessing(self.network, "true", self.preprocessing.size)
+
+    @contextlib.contextmanager
+    def fed_as_trained(self) -> Iterator[None]:
+        """Within the block images go through `trained_preprocessing`, whatever the regime is."""
+        before = self.preprocessing, self.mean, self.std
+        self.preprocessing = given = self.trained_preprocessing()
+        self.mean = self.mean.new_tensor(given.mean).view(1, 3, 1, 1)
+        self.std = self.std.new_tensor(given.std).view(1, 3, 1, 1)
+        try:
+            yield
+        finally:
+            self.preprocessing, self.mean, self.std = before
 
     @property
     def classifier(self) -> nn.Linear:
         """The last linear layer. Raises MethodError if the network has none."""
         (classifier,) = self._classifier
+        if classifier is None and self.task == "segmentation":
+            raise MethodError(
+                f"{self.name} segments images: its logits are made by a decoder, not by a last "
+                "linear layer."
+            )
         if classifier is None:
             raise MethodError(
                 f"{self.name} has no last linear layer, so its features cannot be told from its "
@@ -106,7 +178,9 @@ class SourceModel(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """Number of logits."""
+        """Number of logits of an image or a pixel."""
+        if self.task == "segmentation":
+            return int(self.network.num_classes)
         return self.classifier.out_features
 
     @torch.no_grad()
@@ -125,7 +199,12 @@ class SourceModel(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The encoder blocks of a transformer or the four stages of a ResNet, in order; else []."""
+        """The encoder blocks of a transformer or the four stages of a ResNet, in order; else [].
+
+        A transformer in stages (`encoder_stages`) has them for blocks, as a ResNet does.
+        """
+        if hasattr(self.network, "encoder_stages"):
+            return list(self.network.encoder_stages)
         if hasattr(self.network, "layer4"):
             return [self.network.get_submodule(f"layer{number}") for number in (1, 2, 3, 4)]
         lists = [m for m in self.network.modules() if isinstance(m, nn.Sequential | nn.ModuleList)]
@@ -173,6 +252,20 @@ class SourceModel(nn.Module):
             for name, module in layers.items()
             for key, parameter in module.named_parameters(recurse=False)
         }
+
+    def early_norm_parameters(self, skip_last_blocks: int | None = None) -> dict[str, nn.Parameter]:
+        """Norm parameters but those of the last blocks, a quarter if not given, and what follows.
+
+        Which SAR and DeYO adapt.
+        """
+        if skip_last_blocks is None:
+            skip_last_blocks = math.ceil(len(self.blocks) / 4)
+        return self.norm_parameters(skip_last_blocks=skip_last_blocks, skip_final=True)
+
+    def weight_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters named weight or bias, by name: not class token and position table."""
+        named = self.network.named_parameters()
+        return {n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")}
 
     def use_batch_statistics(self) -> bool:
         """Let every BatchNorm normalise by its batch and forget the source's statistics.

@@ -17,7 +17,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file in the way.")] = False,
 ) -> None:
-    """Write an adapted model as a plain network, adapters merged, that timm loads.
+    """Write an adapted model as a plain network, adapters merged, that timm (or mmseg) loads.
 
     Example: `ctta-bench export runs/single/paid-fashion_c-... adapted.safetensors`
     """

@@ -28,7 +28,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     (r"(attn|attention)\.(k|k_proj|key)$", "k"),
     (r"(attn|attention)\.(v|v_proj|value)$", "v"),
     (r"(attn|attention)\.(proj|out_proj|o_proj)$", "o"),
-    (r"mlp\.(fc1|fc2|0|3)$", "m"),
+    (r"(mlp|ffn)\.(fc1|fc2|0|3)$", "m"),
 )
 # The weights of MultiheadAttention: one for all inputs, or three where their widths differ.
 _BARE = {"in_proj_weight": "qkv", "q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}

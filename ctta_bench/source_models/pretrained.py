@@ -6,6 +6,7 @@ hub's cache, for a timm model. Nothing is downloaded unasked.
 """
 
 import difflib
+import functools
 import os
 import re
 from pathlib import Path
@@ -34,14 +35,16 @@ def load_source_model(
     input_size: tuple[int, int] | None = None,
     num_classes: int | None = None,
     root: Path | None = None,
+    task: str | None = None,
 ) -> SourceModel:
     """The model called `name` with its weights.
 
     `weights`, a file or a folder, replaces the model's own. `input_size` (height, width) resamples
     position embeddings as timm does; without it the recorded size holds. `num_classes` is what
     logits must number, and the size of a timm model's head that `weights` fill. `root` is the data
-    root. Raises ConfigError for an unknown name, an impossible size or another number of classes,
-    and DataError for weights that are missing or do not fit.
+    root, `task` what the model must be for. Raises ConfigError for an unknown name, an impossible
+    size, another task or number of classes, and DataError for weights that are missing or do not
+    fit.
     """
     stored = None if weights is not None else stored_weights(name, root)
     network = build(name, num_classes if weights is not None or stored is not None else None)
@@ -65,6 +68,11 @@ def load_source_model(
     model = SourceModel(
         network, name=name, preprocessing=recorded_preprocessing(network, preprocessing, size)
     )
+    if task is not None and model.task != task:
+        raise ConfigError(
+            f"model {name}: is for {model.task}, and the benchmark for {task}; give another "
+            "--model."
+        )
     _check_classes(model, num_classes)
     return model
 
@@ -80,7 +88,7 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     import timm
 
     bare = name.removeprefix(TIMM)
-    known = [*timm.list_models(), *timm.list_models(include_tags=True)]
+    known = _timm_names()
     if bare not in known:
         close = difflib.get_close_matches(bare, known, n=3)
         hint = f" Did you mean {', '.join(TIMM + c for c in close)}?" if close else ""
@@ -88,6 +96,14 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     options: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
     network: nn.Module = timm.create_model(bare, pretrained=False, **options)
     return network
+
+
+@functools.cache
+def _timm_names() -> tuple[str, ...]:
+    """Architectures, then those with a tag; sorting thousands of names takes its time."""
+    import timm
+
+    return (*timm.list_models(), *timm.list_models(include_tags=True))
 
 
 def stored_weights(name: str, root: Path | None = None) -> Path | None:
@@ -158,7 +174,8 @@ def resize_input(network: Any, size: tuple[int, int], name: str) -> None:
 
 
 def _check_classes(model: SourceModel, num_classes: int | None) -> None:
-    if num_classes and model.has_classifier and model.num_classes != num_classes:
+    known = model.has_classifier or model.task == "segmentation"
+    if num_classes and known and model.num_classes != num_classes:
         raise ConfigError(
             f"model {model.name} tells {model.num_classes} classes apart where the benchmark has "
             f"{num_classes}; give weights trained on it (--weights FILE), or train some: "

@@ -7,6 +7,7 @@ folders with one such file (and timm's config.json, if it is there).
 import copy
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,13 @@ _DAMAGE = (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyErro
 # Loggers, counters and arguments that trainers save beside the weights.
 _BYSTANDERS = (
     *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
-    *("numpy.dtype", "numpy.ndarray", "numpy.random._pickle.__randomstate_ctor"),
-    *(f"numpy.dtypes.{kind}DType" for kind in ("Float64", "Float32", "Int64", "UInt32", "Bool")),
+    *("numpy.dtype", "numpy.ndarray"),
+    *(f"numpy.dtypes.{kind}{bits}DType" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)),
+    *(f"numpy.dtypes.{kind}DType" for kind in ("Float64", "Float32", "Float16", "Bool", "Str")),
+    *(f"numpy.random._pickle.__{kind}_ctor" for kind in ("randomstate", "generator")),
+    *("numpy.random._pickle.__bit_generator_ctor", "numpy.random.bit_generator.SeedSequence"),
+    *("numpy.random._mt19937.MT19937", "numpy.random._pcg64.PCG64"),
+    "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
     *("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr"),
     *("argparse.Namespace", "pathlib.PosixPath", "pathlib.WindowsPath"),
 )  # fmt: skip
@@ -68,11 +74,14 @@ def load_weights(network: nn.Module, path: Path) -> None:
     file = weight_file(path)
     if file.suffix == ".npz":
         tensors = read_npz(network, file)
+        check_finite(tensors, file)
     else:
-        wanted = network.state_dict()
-        tensors = strip_prefix(unwrap(read_tensors(file), file), wanted)
-        _check_fit(wanted, tensors, f"{file}: does not fit {type(network).__name__}")
-    check_finite(tensors, file)
+        tensors = strip_prefix(unwrap(read_tensors(file), file), network.state_dict())
+        check_finite(tensors, file)
+        # A network whose weights go by several names knows them itself.
+        read_layout: Any = getattr(network, "read_layout", lambda given, _: given)
+        tensors = read_layout(tensors, file)
+        _check_fit(network.state_dict(), tensors, f"{file}: does not fit {type(network).__name__}")
     network.load_state_dict(tensors, strict=True)
 
 
@@ -154,19 +163,20 @@ def read_tensors(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError(f"{file}: no such file of weights.") from None
     except UnpicklingError as error:
+        refused = _refused_types(file, str(error))
         raise DataError(
-            f"{file}: holds more than tensors and is refused{_refused_types(file)}; save the state "
-            "dict alone where the file was made."
+            f"{file}: holds more than tensors and is refused{refused}; save the state dict alone "
+            "where the file was made."
         ) from error
     except _DAMAGE as error:
         raise DataError(f"{file}: is not a whole file of weights ({error}).") from error
 
 
-def _refused_types(file: Path) -> str:
+def _refused_types(file: Path, reason: str) -> str:
     try:
         found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except (*_DAMAGE, UnpicklingError):  # no torch archive at all
-        return ""
+    except (*_DAMAGE, UnpicklingError):  # no archive as torch writes them since 1.6
+        found = set(re.findall(r"GLOBAL (\S+)", reason)[:1])  # where reading ended
     refused = sorted(found - set(_BYSTANDERS))
     return f" ({', '.join(refused[:LISTED_KEYS])})" if refused else ""
 

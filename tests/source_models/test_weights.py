@@ -1,5 +1,6 @@
 import copy
 import json
+import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -11,10 +12,13 @@ import safetensors.torch
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from ctta_bench.cli import app
 from ctta_bench.errors import DataError
 from ctta_bench.model import SourceModel
 from ctta_bench.source_models.weights import load_weights, recorded_beside, weight_file
+from tests.conftest import TOY
 from tests.methods import pictures, toy
 from tests.test_model import Linear, Wrapped, tiny_vit
 
@@ -173,6 +177,8 @@ def test_what_trainers_log_beside_the_weights_is_passed_over(tmp_path: Path) -> 
         "meta": {"best": np.float64(0.93), "epoch": np.int64(7), "config": "lr = 0.1"},
         "message_hub": {"log_scalars": {"loss": HistoryBuffer([1.0, 0.5], [1, 1])}},
         "rng": np.random.get_state(),
+        "generators": [np.random.default_rng(0), np.random.RandomState(0), torch.get_rng_state()],
+        "values": [np.float32(1), np.int32(1), np.uint8(1), np.bool_(True), np.arange(3)],
         "place": Path("runs") / "one",
     }
     file = tmp_path / "mm.pth"
@@ -184,10 +190,32 @@ def test_what_trainers_log_beside_the_weights_is_passed_over(tmp_path: Path) -> 
     assert SourceModel(network).sha256() == SourceModel(toy.toy_vit()).sha256()
 
 
+class Command:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch hostile",)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["torch 1.6 and later", "torch before 1.6"])
+def test_a_file_that_would_run_a_command_ends_the_call_with_its_type(
+    archive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = {"state_dict": weights(), "odd": Command()}
+    torch.save(content, "odd.pth", _use_new_zipfile_serialization=archive)
+    call = ["run", "source", "toy", "--model", "toy_vit", "--weights", "odd.pth"]
+    done = CliRunner().invoke(app, [*call, "--plugin", str(TOY)])
+    assert done.exit_code == 2
+    assert f"odd.pth: holds more than tensors and is refused ({os.name}.system)" in done.output
+    assert not Path("hostile").exists()
+
+
 def test_a_refused_file_is_told_with_the_types_that_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "odd.pth"
     torch.save({"state_dict": weights(), "log": Counter(), "rng": np.random.get_state()}, file)
-    with pytest.raises(DataError, match=r"refused \(tests\.source_models\.test_weights\.Counter\); save the"):
+    refused = r"refused \(tests\.source_models\.test_weights\.Counter\); save the"
+    with pytest.raises(DataError, match=refused):
         load_weights(tiny_vit_like_toy(), file)
 
 

@@ -1,0 +1,111 @@
+"""What a SegFormer has beside mmsegmentation's classes: unpacked blocks, the authors' head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, scaled_dot_product_attention
+
+
+def unpack(block: Any) -> None:
+    """Put linear layers in place of the block's packed attention and 1x1 convolutions."""
+    block.attn = Attention(block.attn)
+    block.ffn = MixMLP(block.ffn)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of all tokens to those of a map reduced by a strided convolution.
+
+    Equal to mmsegmentation's EfficientMultiheadAttention, whose weights it takes over.
+    """
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        inner: nn.MultiheadAttention = packed.attn
+        self.num_heads = inner.num_heads
+        rows, biases = inner.in_proj_weight.chunk(3), inner.in_proj_bias.chunk(3)
+        self.q, self.k, self.v = (
+            linear_of(weight, bias) for weight, bias in zip(rows, biases, strict=True)
+        )
+        self.proj = linear_of(inner.out_proj.weight, inner.out_proj.bias)
+        self.reduced = packed.sr_ratio > 1
+        if self.reduced:
+            self.sr, self.norm = packed.sr, packed.norm
+        self.drop_path = packed.dropout_layer
+
+    def forward(self, x: Tensor, hw_shape: tuple[int, int], identity: Tensor) -> Tensor:
+        """Tokens [n, h*w, C], plus `identity`."""
+        seen = self.norm(as_tokens(self.sr(as_map(x, hw_shape)))) if self.reduced else x
+        q, k, v = (
+            layer(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, tokens in ((self.q, x), (self.k, seen), (self.v, seen))
+        )
+        mixed = scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return identity + self.drop_path(self.proj(mixed))
+
+
+class MixMLP(nn.Module):
+    """Two linear layers with a depthwise 3x3 convolution and GELU between them.
+
+    Equal to mmsegmentation's MixFFN, whose weights it takes over.
+    """
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        fc1, self.dwconv, self.act, _, fc2, _ = packed.layers
+        self.fc1 = linear_of(fc1.weight.flatten(1), fc1.bias)
+        self.fc2 = linear_of(fc2.weight.flatten(1), fc2.bias)
+        self.drop_path = packed.dropout_layer
+
+    def forward(self, x: Tensor, hw_shape: tuple[int, int], identity: Tensor) -> Tensor:
+        """Tokens [n, h*w, C], plus `identity`."""
+        inner = self.act(self.dwconv(as_map(self.fc1(x), hw_shape)))
+        return identity + self.drop_path(self.fc2(as_tokens(inner)))
+
+
+class AuthorsHead(nn.Module):
+    """The decode head of the authors' code, under its names.
+
+    Unlike mmsegmentation's, it has no norm behind its linear layers, and the deepest map is first.
+    """
+
+    def __init__(self, widths: Sequence[int], channels: int, num_classes: int) -> None:
+        super().__init__()
+        for number, width in enumerate(widths, 1):
+            self.add_module(
+                f"linear_c{number}", nn.ModuleDict({"proj": nn.Linear(width, channels)})
+            )
+        fuse = nn.Conv2d(channels * len(widths), channels, 1, bias=False)
+        self.linear_fuse = nn.ModuleDict({"conv": fuse, "bn": nn.BatchNorm2d(channels)})
+        self.dropout = nn.Dropout2d(0.1)
+        self.linear_pred = nn.Conv2d(channels, num_classes, 1)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Logits [n, classes, h, w] at the first map's size."""
+        size = maps[0].shape[2:]
+        alike = []
+        for number, features in enumerate(maps, 1):
+            tokens = self.get_submodule(f"linear_c{number}.proj")(as_tokens(features))
+            alike.append(interpolate(as_map(tokens, features.shape[2:]), size, mode="bilinear"))
+        fused = self.linear_fuse["conv"](torch.cat(alike[::-1], 1))
+        return self.linear_pred(self.dropout(torch.relu(self.linear_fuse["bn"](fused))))
+
+
+@torch.no_grad()
+def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """A linear layer with these values."""
+    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    return layer
+
+
+def as_map(tokens: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tokens [n, h*w, C] as [n, C, h, w], without a copy."""
+    return tokens.transpose(1, 2).unflatten(2, tuple(shape))
+
+
+def as_tokens(features: Tensor) -> Tensor:
+    """A map [n, C, h, w] as tokens [n, h*w, C]."""
+    return features.flatten(2).transpose(1, 2)

@@ -1,0 +1,56 @@
+"""SegFormer B0 to B5 with a decode head for Cityscapes' 19 classes.
+
+None of their weights are in the package; docs/models.md tells where they come from. The extra
+[seg] brings mmsegmentation, which defines them.
+"""
+
+from torch import nn
+
+from ctta_bench.registry import MODELS
+
+ORIGIN = "SegFormer trained on Cityscapes, by its authors or by mmsegmentation"
+
+
+def segformer(size: str) -> nn.Module:
+    """SegFormer of one of the published sizes ("b0" to "b5"), with random weights."""
+    from ctta_bench.source_models.segformer import SIZES, SegFormer
+
+    network = SegFormer(SIZES[size])
+    network.pretrained_cfg["origin"] = ORIGIN
+    return network
+
+
+@MODELS.register_module("segformer_b0")
+def segformer_b0() -> nn.Module:
+    """SegFormer-B0: widths 32 to 256, 8 blocks (3,720,051 parameters)."""
+    return segformer("b0")
+
+
+@MODELS.register_module("segformer_b1")
+def segformer_b1() -> nn.Module:
+    """SegFormer-B1: widths 64 to 512, 8 blocks (13,683,155 parameters)."""
+    return segformer("b1")
+
+
+@MODELS.register_module("segformer_b2")
+def segformer_b2() -> nn.Module:
+    """SegFormer-B2: widths 64 to 512, 16 blocks (24,728,019 parameters)."""
+    return segformer("b2")
+
+
+@MODELS.register_module("segformer_b3")
+def segformer_b3() -> nn.Module:
+    """SegFormer-B3: widths 64 to 512, 28 blocks (44,603,859 parameters)."""
+    return segformer("b3")
+
+
+@MODELS.register_module("segformer_b4")
+def segformer_b4() -> nn.Module:
+    """SegFormer-B4: widths 64 to 512, 41 blocks (61,374,419 parameters)."""
+    return segformer("b4")
+
+
+@MODELS.register_module("segformer_b5")
+def segformer_b5() -> nn.Module:
+    """SegFormer-B5: widths 64 to 512, 52 blocks (81,974,739 parameters)."""
+    return segformer("b5")
