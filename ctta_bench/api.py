@@ -12,13 +12,15 @@ from ctta_bench.config import preset_values, validate
 from ctta_bench.engine import (
     make_result,
     play,
+    scorer_of,
     source_accuracy,
     source_data,
 )
 from ctta_bench.environment import usable_cores
-from ctta_bench.errors import DataError
+from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.loading import named_failures
 from ctta_bench.loggers import Logger
+from ctta_bench.map_metrics import MapScores
 from ctta_bench.method import Method, Precision
 from ctta_bench.metrics import Scores
 from ctta_bench.model import Regime, SourceModel
@@ -32,17 +34,28 @@ class Result:
     """What `evaluate` returns: scores per image, and the same record that a run leaves on disk."""
 
     record: dict[str, Any]
-    scores: Scores
+    scores: Scores | MapScores
 
     @property
     def error(self) -> float:
-        """Mean error in %: over domains, then over rounds."""
-        return float(self.record["mean"])
+        """Mean error in %: over domains, then over rounds. For classification."""
+        return self._mean("error")
 
     @property
-    def by_domain(self) -> dict[str, float]:
-        """Error in % of each domain in the last round."""
-        return {d["domain"]: d["error"] for d in self.record["rounds"][-1]["domains"]}
+    def miou(self) -> float:
+        """Mean mIoU in %: over domains, then over rounds. For segmentation; nan: nothing scored."""
+        return self._mean("miou")
+
+    def _mean(self, metric: str) -> float:
+        if self.record["metric"] != metric:
+            raise ConfigError(f"this result has no {metric}, but {self.record['metric']}.")
+        return float("nan") if self.record["mean"] is None else float(self.record["mean"])
+
+    @property
+    def by_domain(self) -> dict[str, float | None]:
+        """Error or mIoU in % of each domain in the last round; None: nothing to score."""
+        metric, last = self.record["metric"], self.record["rounds"][-1]
+        return {domain["domain"]: domain[metric] for domain in last["domains"]}
 
 
 def load_model(
@@ -113,12 +126,12 @@ def evaluate(
     stream = Stream(batch_domains(benchmark), benchmark.settings, seed)
     accuracy = source_accuracy(benchmark, method.model)
     method.start(source_data(benchmark, method, seed, workers))
-    progress = Progress()
+    progress = Progress(scorer_of(benchmark))
     with named_failures(workers):
         play(method, stream, progress, workers=workers, loggers=loggers)
     record = make_result("", method, stream, progress)
     record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
-    return Result(record, progress.scores())
+    return Result(record, progress.scorer.joined(progress.joined()))
 
 
 def _check_classes(model: SourceModel, benchmark: Benchmark) -> None:

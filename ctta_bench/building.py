@@ -1,6 +1,6 @@
 """What a cell is made of: its benchmark, its method on the source model, and the source set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -10,14 +10,23 @@ from ctta_bench.config import Cell, model_options
 from ctta_bench.environment import usable_cores
 from ctta_bench.errors import DataError
 from ctta_bench.loading import default_workers
+from ctta_bench.map_metrics import MiouScorer
 from ctta_bench.method import Method
+from ctta_bench.metrics import ErrorScorer
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.scoring import Scorer, SourceCheck
 from ctta_bench.source_cache import SourceCache, fingerprint_of
 from ctta_bench.source_models.pretrained import load_source_model
-from ctta_bench.stream import Benchmark, SourceData, StreamSettings, as_input
-
-CHECKED_SOURCE_IMAGES = 256
+from ctta_bench.stream import (
+    Benchmark,
+    ImageSet,
+    MapSet,
+    SourceData,
+    StreamSettings,
+    as_input,
+    labels_of,
+)
 
 
 def build_benchmark(cell: Cell) -> Benchmark:
@@ -31,6 +40,13 @@ def build_benchmark(cell: Cell) -> Benchmark:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise DataError(f"{benchmark.name}: {problems[0]}{more}")
     return benchmark
+
+
+def scorer_of(benchmark: Benchmark) -> Scorer:
+    """The metric of a benchmark's task."""
+    if benchmark.task == "segmentation":
+        return MiouScorer(benchmark.num_classes, benchmark.class_names)
+    return ErrorScorer()
 
 
 def loading_workers(cell: Cell) -> int:
@@ -66,14 +82,20 @@ def build_method(cell: Cell, device: torch.device) -> Method:
     return method
 
 
-def notes(method: Method, settings: StreamSettings) -> list[str]:
+def notes(method: Method, settings: StreamSettings, source: SourceData | None = None) -> list[str]:
     """What a reader of a cell's numbers should know of its method on this stream."""
+    found = []
     if method.batch_dependent and settings.batch_size == 1 and method.window < 2:
-        return [
+        found.append(
             "batches of one image: what the method takes from a batch (statistics, neighbours) "
             "comes from that image alone; --window N gathers N images"
-        ]
-    return []
+        )
+    asked, used = getattr(method.hp, "source_samples", None), method.source_used
+    if source is not None and asked is not None and used is not None and used < asked:
+        there = f"{len(source):,} there"
+        passed = "" if used == len(source) else f", of which {used:,} passed the entropy filter"
+        found.append(f"{asked:,} source images asked for, {there}{passed}")
+    return found
 
 
 def source_data(
@@ -100,6 +122,11 @@ def source_data(
             f"{type(method).__name__} reads {method.source_access} source data, but "
             f"{benchmark.name} has no source set at hand{f'; put it in {place}' if place else ''}."
         )
+    if method.source_access == "labelled" and _lacks_labels(benchmark, images):
+        raise DataError(
+            f"{type(method).__name__} reads labelled source data, but the source images of "
+            f"{benchmark.name} have no label maps; put them in {benchmark.source_place()}."
+        )
     source = SourceData(
         images,
         labelled=method.source_access == "labelled",
@@ -122,26 +149,22 @@ def source_data(
     return source
 
 
-@torch.no_grad()
 def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
     """Accuracy in % of the unadapted model on some source images, None if it knows none of them.
 
-    Raises DataError near chance: then the weights are not those of this benchmark, and every
-    number after it would be meaningless.
+    Of pixels, in segmentation. Raises DataError near chance: then the weights are not those of this
+    benchmark, and every number after it would be meaningless.
     """
-    checked = _accuracy(benchmark, model, model)
+    checked = _checked(benchmark, model, model)
     if checked is None:
         return None
-    accuracy, count = checked
-    chance = 100 / benchmark.num_classes
-    # Four standard deviations of guessing: a merely bad model passes, an unloaded one does not.
-    if accuracy < chance + 4 * (chance * (100 - chance) / count) ** 0.5:
+    if checked.near_chance:
         raise DataError(
-            f"model {model.name} is right on {accuracy:.1f} % of {count} source images of "
-            f"{benchmark.name}, near chance ({chance:.1f} %): these weights are not of this "
-            "benchmark, or the classes are in another order."
+            f"model {model.name} {checked.words} of {benchmark.name}, near chance "
+            f"({checked.chance:.1f} %): these weights are not of this benchmark, or the classes "
+            "are in another order."
         )
-    return accuracy
+    return checked.accuracy
 
 
 def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
@@ -149,23 +172,34 @@ def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
 
     None if the benchmark has none.
     """
-    checked = _accuracy(benchmark, method.model, method.predict)
-    return None if checked is None else checked[0]
+    checked = _checked(benchmark, method.model, method.predict)
+    return None if checked is None else checked.accuracy
+
+
+def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
+    """Whether source images came without the maps that are their labels."""
+    return benchmark.task == "segmentation" and not isinstance(images, MapSet)
 
 
 @torch.no_grad()
-def _accuracy(
+def _checked(
     benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
-) -> tuple[float, int] | None:
-    """Accuracy in % on evenly spaced source images, and their number."""
+) -> SourceCheck | None:
+    """The scorer's word on predictions of evenly spaced source images."""
     images = None if benchmark.other_labels else benchmark.source()
-    if images is None:
+    if images is None or _lacks_labels(benchmark, images):
         return None
-    step = max(1, len(images.labels) // CHECKED_SOURCE_IMAGES)
+    scorer = scorer_of(benchmark)
+    step = max(1, len(images.labels) // scorer.checked_images)
     index = np.arange(0, len(images.labels), step)
-    inputs = as_input(images.load(index)).to(model.mean.device, model.mean.dtype)
-    labels = torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))
     before = model.passes.forward_images
-    outputs = [predict(part).argmax(-1).cpu() for part in inputs.split(64)]
+
+    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(index), scorer.at_once):
+            part = index[start : start + scorer.at_once]
+            shown = as_input(images.load(part)).to(model.mean.device, model.mean.dtype)
+            yield predict(shown), labels_of(images, part)
+
+    checked = scorer.check(outputs(), benchmark.num_classes)
     model.passes.forward_images = before  # a check of ours, not a cost of the method
-    return 100 * float((torch.cat(outputs) == labels).double().mean()), len(index)
+    return checked

@@ -14,11 +14,14 @@ import torch
 
 from ctta_bench.loggers import Logger
 from ctta_bench.method import Method
-from ctta_bench.metrics import FIELDS, Scores
+from ctta_bench.metrics import ErrorScorer
 from ctta_bench.record import RunFolder, atomic
+from ctta_bench.scoring import Arrays, Scorer
 from ctta_bench.stream import Stream
 
 Found = TypeVar("Found")
+# Ctrl-C, a polite kill, and the two that schedulers send before a time-out or a pre-emption.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STATE_FILES = ("state.pt", "state.previous.pt")
 # What reading a cut-off or overwritten checkpoint can raise.
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
@@ -26,36 +29,39 @@ _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Unp
 
 @dataclass
 class Progress:
-    """What has been scored so far: per-image arrays, batch lines, and the time spent."""
+    """What has been scored so far: per-image arrays, batch lines, kept frames, and time spent."""
 
-    arrays: list[dict[str, np.ndarray]] = field(default_factory=list)
+    scorer: Scorer = field(default_factory=ErrorScorer)
+    arrays: list[Arrays] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[Arrays] = field(default_factory=list)
     seconds: float = 0.0
 
-    def scores(self) -> Scores:
-        """All per-image arrays joined."""
-        return Scores(**{k: np.concatenate([a[k] for a in self.arrays]) for k in FIELDS})
+    def joined(self) -> Arrays:
+        """All per-image arrays, each in stream order."""
+        return {k: np.concatenate([a[k] for a in self.arrays]) for k in self.arrays[0]}
 
 
 class DeferredInterrupt:
-    """Ctrl-C and SIGTERM wait for the end of the batch, so that a checkpoint is of whole batches.
+    """Ctrl-C, and what schedulers send, waits for the end of the batch, for a whole checkpoint.
 
-    A second one is heeded at once, without a checkpoint. Outside the main thread signals are left
-    as they are.
+    `asked` names the signal, "" before it. A second Ctrl-C is heeded at once, without a checkpoint;
+    schedulers send several signals, or one twice. Outside the main thread signals are left as they
+    are.
     """
 
     def __enter__(self) -> "DeferredInterrupt":
-        self.asked = False
+        self.asked = ""
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt("SIGINT")
+        self.asked = self.asked or signal.Signals(number).name
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -86,11 +92,20 @@ def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> No
         return
     content = {
         "method": method.state_dict(),
-        "arrays": {k: torch.from_numpy(getattr(progress.scores(), k)) for k in FIELDS},
+        "arrays": _tensors(progress.joined()),
         "lines": progress.lines,
+        "frames": list(map(_tensors, progress.frames)),
         "seconds": progress.seconds,
     }
     write_state(folder, content)
+
+
+def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
+    return {name: values.numpy() for name, values in tensors.items()}
 
 
 def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
@@ -105,23 +120,30 @@ def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
 
 
 def resume(
-    folder: RunFolder, method: Method, stream: Stream, loggers: Iterable[Logger] = ()
+    folder: RunFolder,
+    method: Method,
+    stream: Stream,
+    loggers: Iterable[Logger] = (),
+    scorer: Scorer | None = None,
 ) -> Progress:
     """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
 
     Says what it found. With no checkpoint the stream begins anew.
     """
 
+    progress = Progress(scorer or ErrorScorer())
+
     def read(content: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-        arrays = {k: v.numpy() for k, v in content["arrays"].items()}
-        return Progress([arrays], content["lines"], content["seconds"]), content["method"]
+        arrays, frames = _arrays(content["arrays"]), list(map(_arrays, content.get("frames", [])))
+        lines, seconds = content["lines"], content["seconds"]
+        return Progress(progress.scorer, [arrays], lines, frames, seconds), content["method"]
 
     found = newest_whole(folder, read, loggers)
     if found is None:
         lines = folder.file("batches.jsonl")
         if lines.exists() and lines.stat().st_size:
             say(folder, loggers, "no whole checkpoint: the stream begins anew")
-        return Progress()
+        return progress
     progress, saved = found
     method.load_state_dict(saved)
     say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")

@@ -20,6 +20,20 @@ from rich.text import Text
 from ctta_bench.loggers import Logger
 
 
+def passing_bar(console: Console, *facts: str) -> Progress:
+    """A bar that goes away in the end: what is done, `facts`, time left; nothing off a terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        *(TextColumn(fact) for fact in facts),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class ConsoleProgress(Logger):
     """One bar for a cell: domain, running error, images per second, time left.
 
@@ -34,16 +48,8 @@ class ConsoleProgress(Logger):
         self.noted = [] if noted is None else noted
         self.name = f"{out_of}{name}"
         self.errors = self.images = 0
-        self.bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+        self.bar = passing_bar(
+            console, "{task.completed:.0f}/{task.total:.0f}", "{task.fields[facts]}"
         )
         self.task: TaskID | None = None
 
@@ -62,19 +68,19 @@ class ConsoleProgress(Logger):
         """Show the bar of the stream."""
         task = self._task(total)
         self.bar.reset(task, total=total, completed=done, description=self.name)
-        self.errors = self.images = 0
+        self.errors = self.images = self.scored = 0
         self.began = time.monotonic()
 
     def batch(self, record: dict[str, Any]) -> None:
         """Move the bar by one batch."""
         self.errors += record["errors"]
+        self.scored += record.get("pixels", record["n"])
         self.images += record["n"]
         if self.bar.disable or self.task is None:
             return
         rate = self.images / max(time.monotonic() - self.began, 1e-9)
-        facts = (
-            f"{record['domain']}  error {100 * self.errors / self.images:.1f} %  {rate:.0f} img/s"
-        )
+        error = f"error {100 * self.errors / max(1, self.scored):.1f} %"
+        facts = f"{record['domain']}  {error}  {rate:.{0 if rate >= 10 else 1}f} img/s"
         self.bar.update(self.task, advance=1, facts=facts)
 
     def say(self, message: str) -> None:
@@ -95,19 +101,24 @@ class ConsoleProgress(Logger):
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """A result's errors by domain, one column a round."""
-    table = Table()
+    """A result's errors or mIoU by domain, one column a round."""
+    metric, table = result["metric"], Table()
+    title = {"miou": "mIoU"}.get(metric, metric)
     table.add_column("domain")
     for entry in result["rounds"]:
-        table.add_column(f"error % (round {entry['round'] + 1})", justify="right")
+        table.add_column(f"{title} % (round {entry['round'] + 1})", justify="right")
     for rows in zip(*(entry["domains"] for entry in result["rounds"]), strict=True):
-        table.add_row(rows[0]["domain"], *(f"{row['error']:.1f}" for row in rows))
+        table.add_row(rows[0]["domain"], *(_percent(row[metric]) for row in rows))
     table.add_section()
-    table.add_row("mean", *(f"{entry['mean']:.1f}" for entry in result["rounds"]))
+    table.add_row("mean", *(_percent(entry["mean"]) for entry in result["rounds"]))
     for rows in zip(*(entry.get("severities", []) for entry in result["rounds"]), strict=True):
         name = f"mean at severity {rows[0]['severity']}"
         table.add_row(name, *(f"{row['mean']:.1f}" for row in rows))
     return table
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1f}"
 
 
 def model_line(cell: dict[str, Any], result: dict[str, Any]) -> str:
@@ -137,13 +148,14 @@ def updates_line(result: dict[str, Any]) -> str:
     return line + (f"; {skipped} updates skipped, as they were not finite" if skipped else "")
 
 
-def comparison_table(header: tuple[str, ...], lines: Any) -> Table:
+def comparison_table(header: tuple[str, ...], lines: Any, unit: str) -> Table:
     """A report's table turned on its side, so that it fits a terminal: a column a method.
 
-    header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`).
+    header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`); unit:
+    what they are, e.g. `error %`.
     """
     table = Table()
-    table.add_column("error %", no_wrap=True)
+    table.add_column(unit, no_wrap=True)
     for method, _ in lines:
         table.add_column(method, justify="right")
     for number, column in enumerate(header[1:]):

@@ -1,6 +1,6 @@
 """One cell: prepare, then predict and adapt batch by batch, with checkpoints.
 
-The engine knows no method and no data set by name. It gives the images to the method and the
+The engine knows no method, data set or task by name. It gives the images to the method and the
 labels to the metrics, and nothing else to either.
 """
 
@@ -17,6 +17,7 @@ from ctta_bench.building import (
     build_model,
     loading_workers,
     notes,
+    scorer_of,
     source_accuracy,
     source_data,
 )
@@ -35,9 +36,9 @@ from ctta_bench.export import ModelKeeper, check_kept
 from ctta_bench.loading import named_failures
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.method import Method
-from ctta_bench.metrics import FIELDS, score_batch, summarise
 from ctta_bench.preparation import warmed
-from ctta_bench.record import SCHEMA_VERSION, RunFolder, check_writable, write_json, write_yaml
+from ctta_bench.record import SCHEMA_VERSION, RunFolder, write_json, write_yaml
+from ctta_bench.scoring import mean_of
 from ctta_bench.stream import Batch, Stream, batch_domains
 
 
@@ -68,16 +69,17 @@ def play(
         counted = dict(method.counters)
         began = time.perf_counter()
         logits = method(images)
-        scores = score_batch(logits, batch.labels)  # waits for the device
+        scores = progress.scorer.score(logits, batch.labels)  # waits for the device
         spent = time.perf_counter() - began
         progress.seconds += spent
         progress.arrays.append(scores | _where(batch))
+        progress.frames += progress.scorer.frames(batch, logits, progress.frames)
         line = {
             "batch": len(progress.lines),
             "round": batch.round,
             "domain": "mixed" if mixed else names[np.bincount(batch.domain).argmax()],
             "n": len(batch.labels),
-            "errors": int((scores["prediction"] != scores["label"]).sum()),
+            **progress.scorer.figures(scores),
             "loss": _finite(method.loss),
             "ms": round(1000 * spent, 3),
             "skipped": method.counters["skipped_updates"] - counted["skipped_updates"],
@@ -120,17 +122,11 @@ def run_cell(
     Checkpoints every `checkpoint_seconds` (or `checkpoint_batches`), and when interrupted. Raises
     the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint.
     """
-    check_writable(folder.path)
-    with folder.locked() as heartbeat:
-        if force:
-            folder.clear()
-        folder.check_configuration(cell.record)
-        if folder.is_done:
+    with folder.work(cell.record, force=force) as heartbeat:
+        if heartbeat is None:
             check_kept(folder, cell.request.keep_models)
             return folder.result()
-        folder.file("failed.json").unlink(missing_ok=True)
-        write_yaml(folder.file("cell.yaml"), cell.record)
-        with folder.noting_failure(), named_failures(loading_workers(cell)):
+        with named_failures(loading_workers(cell)):
             return _run(
                 cell,
                 folder,
@@ -173,12 +169,12 @@ def _run(
     )
     method.start(source, warmed(cell, folder.path.parent, device, loggers, heartbeat.beat))
     keeper = ModelKeeper(folder, method, cell.record, cell.request.keep_models)
-    noticed = [*cell.notes, *notes(method, cell.settings)]
+    noticed = [*cell.notes, *notes(method, cell.settings, source)]
     beside = {"num_batches": len(stream), "notes": noticed}
     write_yaml(folder.file("cell.yaml"), cell.record | beside)
     provenance = {"corruptions": benchmark.provenance}
     write_json(folder.file("env.json"), environment(device) | provenance)
-    progress = resume(folder, method, stream, loggers)
+    progress = resume(folder, method, stream, loggers, scorer_of(benchmark))
     keeper.check_resumed(progress.lines)
     lay_lines(folder, progress.lines)
     for logger in loggers:
@@ -195,8 +191,9 @@ def _run(
                 if interrupt.asked or pace.due(len(progress.lines)):
                     save_checkpoint(folder, method, progress)
                 if interrupt.asked and len(progress.lines) < len(stream):
-                    folder.append_log(f"interrupted after {len(progress.lines)} batches")
-                    raise KeyboardInterrupt
+                    told = f"{interrupt.asked} after {len(progress.lines)} batches"
+                    folder.append_log(f"interrupted by {told}")
+                    raise KeyboardInterrupt(interrupt.asked)
 
             play(
                 method,
@@ -211,12 +208,14 @@ def _run(
         result = make_result(cell.record["id"], method, stream, progress)
         result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
         result["model_parameters"] = method.model.source_parameters
-        arrays = {name: getattr(progress.scores(), name) for name in FIELDS}
+        arrays = progress.joined()
         if stream.order.severity.any():
             arrays["severity"] = stream.order.severity
-        folder.write_predictions(arrays)
+        folder.write_arrays("predictions.npz", arrays)
+        if gallery := progress.scorer.gallery(progress.frames):
+            folder.write_arrays("pictures.npz", gallery)
         write_json(folder.file("result.json"), result)
-        folder.append_log(f"done: mean error {result['mean']:.2f} %")
+        folder.append_log(f"done: {progress.scorer.words(result['mean'])}")
     finally:
         for logger in loggers:
             logger.finish(result)
@@ -226,16 +225,17 @@ def _run(
 
 def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:
     """The content of result.json."""
-    scores = progress.scores()
-    images = len(scores.label)
-    rounds = summarise(scores, stream.domain_names, stream.order.severity[:images])
+    scorer, arrays = progress.scorer, progress.joined()
+    images = len(arrays["index"])
+    rounds = scorer.summarise(arrays, stream.domain_names, stream.order.severity[:images])
     updated = method.trainable if method.adapts else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "cell": cell_id,
-        "metric": "error",
-        "mean": float(np.mean([entry["mean"] for entry in rounds])),
+        "metric": scorer.metric,
+        "mean": mean_of(rounds),
         "rounds": rounds,
+        **scorer.facts(rounds),
         "source_access": method.source_access,
         "counters": dict(method.counters),
         "cost": {

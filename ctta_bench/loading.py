@@ -22,6 +22,7 @@ from ctta_bench.errors import CttaBenchError, DataError
 T = TypeVar("T")
 AHEAD = 2  # results that each worker holds ready
 CHUNK = 64  # images that a worker tries at a time
+LINGER_SECONDS = 60
 MOST_WORKERS = 16  # more than feed one accelerator, and shared memory holds AHEAD batches of each
 
 
@@ -135,9 +136,13 @@ def _as_it_is(item: T) -> T:
 
 
 def _leave_signals(_: int) -> None:
-    """Ctrl-C goes to all processes of a terminal: the parent saves first, then ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Terminals and schedulers signal all processes: the parent saves first, then ends the workers.
+
+    A worker that is told to end does so a minute later, if nobody ends it before.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(LINGER_SECONDS))
 
 
 def default_workers(decodes: bool, cores: int) -> int:

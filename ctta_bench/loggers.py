@@ -67,15 +67,20 @@ class TensorBoard(Logger):
     def batch(self, record: dict[str, Any]) -> None:
         """Error of the batch in %, and the loss."""
         step = record["batch"]
-        self.writer.add_scalar("error/batch", 100 * record["errors"] / record["n"], step)
+        scored = max(1, record.get("pixels", record["n"]))
+        self.writer.add_scalar("error/batch", 100 * record["errors"] / scored, step)
         if record["loss"] is not None:
             self.writer.add_scalar("loss", record["loss"], step)
 
     def finish(self, result: dict[str, Any] | None) -> None:
-        """Add the error of each domain and close."""
+        """Add the error or mIoU of each domain and close."""
+        metric = result["metric"] if result else ""
         for entry in result["rounds"] if result else ():
             for number, domain in enumerate(entry["domains"]):
-                self.writer.add_scalar(f"error/round{entry['round']}", domain["error"], number)
+                if domain[metric] is not None:
+                    self.writer.add_scalar(
+                        f"{metric}/round{entry['round']}", domain[metric], number
+                    )
         self.writer.close()
 
 

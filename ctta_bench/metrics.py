@@ -1,11 +1,14 @@
-"""Scores of predictions: error and calibration by domain and round, from per-image records."""
+"""Scores of classification: error and calibration by domain and round, from per-image records."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ctta_bench.scoring import Arrays, Scorer, SourceCheck
 
 
 @dataclass
@@ -100,6 +103,46 @@ def _domain_metrics(scores: Scores, rows: np.ndarray) -> dict[str, Any]:
         "nll": _finite(scores.nll[rows].astype(np.float64).mean()),
         "brier": float(scores.brier[rows].astype(np.float64).mean()),
     }
+
+
+class ErrorScorer(Scorer):
+    """Classification: the error in %, lower is better."""
+
+    metric = "error"
+    checked_images, at_once = 256, 64
+
+    def score(self, logits: Tensor, labels: Tensor) -> Arrays:
+        """The first five arrays of `Scores`, as `score_batch` gives them."""
+        return score_batch(logits, labels)
+
+    def figures(self, scores: Arrays) -> dict[str, int]:
+        """Wrong images."""
+        return {"errors": int((scores["prediction"] != scores["label"]).sum())}
+
+    def joined(self, arrays: Arrays) -> Scores:
+        """The arrays as `Scores`."""
+        return Scores(**arrays)
+
+    def summarise(
+        self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
+        """`summarise` of all arrays of `Scores`."""
+        return summarise(Scores(**arrays), domains, severity)
+
+    def words(self, mean: float | None) -> str:
+        """`mean error 12.34 %`."""
+        return f"mean error {mean:.2f} %"
+
+    def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
+        """Near chance is what guessing reaches, up to four of its standard deviations.
+
+        A merely bad model passes, an unloaded one does not.
+        """
+        hits = torch.cat([logits.argmax(-1).cpu() == labels for logits, labels in outputs])
+        accuracy, count, chance = 100 * float(hits.double().mean()), len(hits), 100 / num_classes
+        limit = chance + 4 * (chance * (100 - chance) / count) ** 0.5
+        words = f"is right on {accuracy:.1f} % of {count} source images"
+        return SourceCheck(accuracy, accuracy < limit, chance, words)
 
 
 def _finite(value: float) -> float | None:

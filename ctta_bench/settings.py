@@ -245,5 +245,21 @@ class CorruptionSettings(StreamSettings):
         return self.severities
 
 
+class SegmentationSettings(StreamSettings):
+    """Settings of benchmarks of label maps: image by image, unless batches are asked for."""
+
+    batch_size: int = Field(1, ge=1, description="images a batch; the protocol's is 1")
+
+    @model_validator(mode="after")
+    def _needs_no_class_of_an_image(self) -> "SegmentationSettings":
+        if self.kind.labels:
+            others = ", ".join(name for name, s in SETTINGS.items() if not (s.labels or s.walk))
+            raise ValueError(
+                f"setting {self.setting} orders images by their class, and an image of "
+                f"segmentation has no single one: choose {others}"
+            )
+        return self
+
+
 _PARAMETERS = tuple(dict.fromkeys(key for s in SETTINGS.values() for key in s.parameters))
 _OPTIONAL = {*_PARAMETERS, "domain_order", "reset_every"}

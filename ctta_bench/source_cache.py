@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.record import atomic
-from ctta_bench.stream import ImageSet
+from ctta_bench.stream import ImageSet, MapSet
 
 PROBED_IMAGES = 8
 VERSION = 1  # raised when the same facts give other tensors
@@ -80,10 +80,17 @@ class SourceCache:
 
 
 def fingerprint_of(images: ImageSet, order: np.ndarray) -> str:
-    """SHA-256 of a source set: its labels, the order it is read in, and its first images."""
+    """SHA-256 of a source set: its labels, the order it is read in, and its first images.
+
+    Of label maps, those of the first images are taken, too.
+    """
     digest = hashlib.sha256(np.asarray(images.labels, "<i8").tobytes())
     digest.update(np.ascontiguousarray(order, "<i8").tobytes())
-    probe = images.load(order[:PROBED_IMAGES]).contiguous()
-    digest.update(f"{probe.dtype} {tuple(probe.shape)}".encode())
-    digest.update(probe.view(torch.uint8).numpy().tobytes())
+    first = order[:PROBED_IMAGES]
+    probes = [images.load(first)]
+    if isinstance(images, MapSet):
+        probes.append(images.maps(first))
+    for probe in probes:
+        digest.update(f"{probe.dtype} {tuple(probe.shape)}".encode())
+        digest.update(probe.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,38 +19,19 @@ from platformdirs import user_cache_path
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.image_sets import ArrayImages as ArrayImages  # for benchmarks
+from ctta_bench.image_sets import ArrayMaps as ArrayMaps
+from ctta_bench.image_sets import ImageSet as ImageSet
+from ctta_bench.image_sets import MapSet as MapSet
+from ctta_bench.image_sets import first_images
+from ctta_bench.image_sets import labels_of as labels_of
 from ctta_bench.loading import load_ahead
 from ctta_bench.orders import domain_sequence, make_order
-from ctta_bench.settings import CorruptionSettings as CorruptionSettings  # for benchmarks
+from ctta_bench.settings import CorruptionSettings as CorruptionSettings
 from ctta_bench.settings import ImageOrder as ImageOrder
+from ctta_bench.settings import SegmentationSettings as SegmentationSettings
 from ctta_bench.settings import SettingName as SettingName
 from ctta_bench.settings import StreamSettings as StreamSettings
-
-
-class ImageSet(Protocol):
-    """Labelled images by number: labels int64 [n], images uint8 or float [k, 3, H, W]."""
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Class numbers int64 [n]."""
-        ...
-
-    def load(self, index: np.ndarray) -> Tensor:
-        """The images of these numbers: uint8, or float in [0, 1]."""
-        ...
-
-
-@dataclass(frozen=True)
-class ArrayImages:
-    """Images held in memory or memory-mapped: uint8 [n, 3, H, W] or grey [n, H, W]."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-    def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, H, W]; grey images are repeated to three channels without a copy."""
-        chosen = torch.from_numpy(np.ascontiguousarray(self.images[index]))
-        return chosen.unsqueeze(1).expand(-1, 3, -1, -1) if chosen.ndim == 3 else chosen
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,7 @@ class Batch:
     """What one step sees. The engine gives `images` to the method, `labels` to the metrics."""
 
     images: Tensor  # float [n, 3, H, W] in [0, 1]
-    labels: Tensor  # int64 [n]
+    labels: Tensor  # int64 [n]; of segmentation: maps uint8 [n, H_l, W_l], 255 = ignored
     domain: np.ndarray  # int16 [n], position in the stream's domains
     index: np.ndarray  # int64 [n], number of each image inside its domain
     severity: np.ndarray  # int8 [n], 0 for the benchmark's own
@@ -83,6 +64,9 @@ class Batch:
         return replace(self, images=self.images.pin_memory())
 
 
+Task = Literal["classification", "segmentation"]
+
+
 class Benchmark(ABC):
     """Base of all benchmarks: domains of labelled images and, if there is one, a source set.
 
@@ -91,11 +75,16 @@ class Benchmark(ABC):
 
     Settings: ClassVar[type[StreamSettings]] = StreamSettings
     num_classes: int = 0
+    task: ClassVar[Task] = "classification"  # "segmentation": domains are MapSets
+    class_names: ClassVar[tuple[str, ...]] = ()  # in their numbers' order, where they are known
     default_model: ClassVar[str] = ""
     severities: ClassVar[tuple[int, ...]] = ()  # that `domain` can read, if there are several
     version: ClassVar[int] = 1  # raised when the images change under the same name
     provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
     other_labels: ClassVar[bool] = False  # than those the source model knows: not held against it
+    # Another label set for its model, to fine-tune on: {"benchmark": NAME, "labels": NUMBER}, and
+    # "domains" where not all are meant. A literal, so that it is known before an import.
+    semantic_shift: ClassVar[Mapping[str, Any]] = {}
     decodes: ClassVar[bool] = False  # from files: other processes can do that ahead of the device
     name: str = ""
 
@@ -143,6 +132,13 @@ class Benchmark(ABC):
         of_streams = (*StreamSettings.model_fields, *CorruptionSettings.model_fields)
         values = self.settings.model_dump(mode="json")
         return {key: value for key, value in values.items() if key not in of_streams}
+
+    def facts(self) -> dict[str, Any]:
+        """What a cell's record tells of the benchmark beside its settings."""
+        if self.task == "classification":
+            return {}
+        # Whole images, and logits that are brought to the labels' size before the argmax.
+        return {"task": self.task, "inference": "whole"}
 
     def cache_folder(self) -> Path:
         """Where what was made from the data is kept: the data's root, or the user's cache."""
@@ -226,17 +222,7 @@ def _first(benchmark: Benchmark, name: str, images: ImageSet) -> ImageSet:
             f"benchmark.examples: {wanted} images asked for, but domain {name} of "
             f"{benchmark.name} has {len(images.labels)}."
         )
-    return images if wanted is None else _First(images, wanted)
-
-
-class _First:
-    """The first `count` images of a set."""
-
-    def __init__(self, images: ImageSet, count: int) -> None:
-        self.images, self.labels = images, images.labels[:count]
-
-    def load(self, index: np.ndarray) -> Tensor:
-        return self.images.load(index)
+    return images if wanted is None else first_images(images, wanted)
 
 
 class Stream:
@@ -253,8 +239,6 @@ class Stream:
             labels=labels,
             sequence=domain_sequence(self.domain_names, settings, seed),
         )
-        self._labels = np.concatenate(labels)
-        self._first_label = np.cumsum([0, *map(len, labels)])
         self._starts_domain = self.order.starts_domain()
         self._resets = self.order.resets(settings)
 
@@ -289,10 +273,10 @@ class Stream:
         order = self.order
         rows = slice(order.cuts[number], order.cuts[number + 1])
         domain, index, severity = order.domain[rows], order.index[rows], order.severity[rows]
-        labels = self._labels[self._first_label[domain] + index]
+        parts = self._parts(domain, index, severity)
         return Batch(
-            images=self._images(domain, index, severity),
-            labels=torch.from_numpy(labels),
+            images=_gathered(parts, _load),
+            labels=_gathered(parts, labels_of),
             domain=domain,
             index=index,
             severity=severity,
@@ -301,25 +285,41 @@ class Stream:
             reset=bool(self._resets[number]),
         )
 
-    def _images(self, domain: np.ndarray, index: np.ndarray, severity: np.ndarray) -> Tensor:
+    def _parts(
+        self, domain: np.ndarray, index: np.ndarray, severity: np.ndarray
+    ) -> list[tuple[ImageSet, np.ndarray, np.ndarray]]:
+        """The sets that a batch is taken from, its rows of each, and their numbers in the set."""
         sets, which = np.unique(np.stack([domain, severity], 1), axis=0, return_inverse=True)
-        parts = [which.ravel() == number for number in range(len(sets))]
-        loaded = [
-            self._set(d, s).load(index[part])
-            for (d, s), part in zip(sets.tolist(), parts, strict=True)
+        rows = [np.flatnonzero(which.ravel() == number) for number in range(len(sets))]
+        return [
+            (self._set(d, s), of_set, index[of_set])
+            for (d, s), of_set in zip(sets.tolist(), rows, strict=True)
         ]
-        if len({some.dtype for some in loaded}) > 1:
-            loaded = [as_input(some) for some in loaded]
-        if len(loaded) == 1:
-            return loaded[0]
-        images = torch.empty(len(index), *loaded[0].shape[1:], dtype=loaded[0].dtype)
-        for part, some in zip(parts, loaded, strict=True):
-            images[torch.from_numpy(part)] = some
-        return images
 
     def _set(self, domain: int, severity: int) -> ImageSet:
         found = self.domains[domain]
         return found.at_severity[severity] if severity else found.images
+
+
+def _load(images: ImageSet, index: np.ndarray) -> Tensor:
+    return images.load(index)
+
+
+def _gathered(
+    parts: Sequence[tuple[ImageSet, np.ndarray, np.ndarray]],
+    load: Callable[[ImageSet, np.ndarray], Tensor],
+) -> Tensor:
+    """What `load` gives of each part, row by row as the batch has them."""
+    loaded = [load(images, numbers) for images, _, numbers in parts]
+    if len({some.dtype for some in loaded}) > 1:
+        loaded = [as_input(some) for some in loaded]
+    if len(loaded) == 1:
+        return loaded[0]
+    count = sum(map(len, loaded))
+    together = torch.empty(count, *loaded[0].shape[1:], dtype=loaded[0].dtype)
+    for (_, rows, _), some in zip(parts, loaded, strict=True):
+        together[torch.from_numpy(rows)] = some
+    return together
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -370,15 +370,17 @@ class SourceData:
     def labelled_batches(
         self, batch_size: int = 64, *, epoch: int = 0, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels int64 [n]. Raises DataError for a method of unlabelled access."""
+        """Images and labels: int64 [n], of segmentation maps uint8 [n, H_l, W_l].
+
+        Raises DataError for a method of unlabelled access.
+        """
         if not self._labelled:
             raise DataError(
                 "this method declares unlabelled source access and gets no labels; set "
                 'source_access = "labelled" in its class.'
             )
         for images, chosen in self._read(batch_size, epoch, first):
-            labels = torch.from_numpy(np.asarray(self._set.labels)[chosen].astype(np.int64))
-            yield images, labels.to(self._device)
+            yield images, labels_of(self._set, chosen).to(self._device)
 
     def once(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ctta_bench.errors import DataError
 from ctta_bench.loading import find_damaged, load_ahead, named_failures
-from ctta_bench.stream import Benchmark, ImageSet, Stream, as_input
+from ctta_bench.stream import Benchmark, ImageSet, MapSet, Stream, as_input
 
 Report = Callable[[str, int, int], None]
 
@@ -34,6 +35,7 @@ def survey(
 ) -> list[Part]:
     """All parts of a benchmark's data; with `decode`, each image of the stream is read once.
 
+    Label maps are read in any case: what is wrong with them shows in their values alone.
     What the stream does not need is no problem if it is absent.
     """
     report = report or (lambda what, done, total: None)
@@ -43,7 +45,9 @@ def survey(
     for name, severity in needed:
         label = f"{name} severity {severity}" if several else name
         part, images = _part(label, "stream", partial(benchmark.domain, name, severity))
-        if decode and images is not None:
+        if isinstance(images, MapSet):
+            part = _maps_tried(part, images, workers, report)
+        if decode and images is not None and not part.problem:
             part = _tried(part, images, workers, report)
         parts.append(part)
     for name in benchmark.extra_domains():
@@ -72,6 +76,30 @@ def _tried(part: Part, images: ImageSet, workers: int, report: Report) -> Part:
         return part
     problem = f"{len(bad)} images do not decode: " + " ".join(bad.values())
     return Part(part.name, part.role, part.images, problem)
+
+
+@dataclass(frozen=True)
+class _MapsAlone:
+    """The label maps of a set in the place of its images."""
+
+    images: MapSet
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.images.labels
+
+    def load(self, index: np.ndarray) -> torch.Tensor:
+        return self.images.maps(index)
+
+
+def _maps_tried(part: Part, images: MapSet, workers: int, report: Report) -> Part:
+    said = f"reading label maps of {part.name}"
+    with named_failures(workers):
+        bad = find_damaged(_MapsAlone(images), lambda d, t: report(said, d, t), workers)
+    if not bad:
+        return part
+    more = f" (and {len(bad) - 1} more are wrong)" if len(bad) > 1 else ""
+    return Part(part.name, part.role, part.images, bad[min(bad)] + more)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ class FileBenchmark(Benchmark):
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
         """What distinguishes the images from the published ones, None if nothing does."""
-        return "; ".join(filter(None, [provenance(self.home), *sorted(self.notes)])) or None
+        top = data_root(self.root) / Path(self.folder).parts[0]
+        made = provenance(self.home) or provenance(top)
+        return "; ".join(filter(None, [made, *sorted(self.notes)])) or None
 
     @property
     def cropped(self) -> Geometry:

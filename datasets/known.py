@@ -49,7 +49,9 @@ def _how(source: Source) -> str:
 
 def _there(source: Source, root: Path) -> str:
     if source.by_hand is not None:
-        return "yes" if all((root / name).exists() for name in source.folders) else "no"
+        roots = [root, *(root / folder for folder in source.under)]
+        is_there = any(all((place / name).exists() for name in source.folders) for place in roots)
+        return "yes" if is_there else "no"
     places = [root / a.into / name for a in source.chosen(()) for name in a.provides]
     found = sum(place.exists() for place in places)
     return "yes" if found == len(places) else f"{found} of {len(places)} folders" if found else "no"

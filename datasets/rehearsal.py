@@ -6,41 +6,40 @@ experiments run before anything is downloaded; the images are Fashion-MNIST, few
 
 import shutil
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ctta_bench.datasets.clean import CleanFolder, CleanImages, store
 from ctta_bench.datasets.corruptions import CORRUPTIONS, U8
 from ctta_bench.datasets.decoding import Geometry
-from ctta_bench.datasets.files import atomic, digest_of, writing
+from ctta_bench.datasets.files import writing
+from ctta_bench.datasets.imagenet import FOLDER
 from ctta_bench.datasets.making import make_set
-from ctta_bench.datasets.manifest import new_manifest, write_manifest
 from ctta_bench.datasets.pickled_batches import Value, pickled_batch
+from ctta_bench.datasets.rehearsal_photos import (
+    SHARED,
+    STAND_INS,
+    SYNSETS,
+    VARIANTS,
+    lay_ccc,
+    lay_train,
+    lay_val,
+    lay_variant,
+    put,
+    witness,
+)
+from ctta_bench.datasets.rehearsal_streets import LAYOUT as STREETS
+from ctta_bench.datasets.rehearsal_streets import lay_streets
 from ctta_bench.datasets.shards import Layout, Recipe
-from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.errors import ConfigError
 
-LAYOUTS = ("imagenet_c", "cifar10_c", "cifar100_c")
+CORRUPTED = ("imagenet_c", "cifar10_c", "cifar100_c", "imagenet_3dcc")
+LAYOUTS = (*CORRUPTED, *VARIANTS, "ccc", STREETS)
 EMBEDDED = Path(__file__).parent / "embedded"
 IMAGES = 10  # of each corruption and severity
 TRAINING = 30  # images of the source set
-# True synsets for the ten classes of the embedded images, the nearest in meaning: jersey, jean,
-# sweatshirt, hoopskirt, trench coat, sandal, lab coat, running shoe, backpack, cowboy boot.
-SYNSETS = (
-    "n03595614",
-    "n03594734",
-    "n04370456",
-    "n03534580",
-    "n04479046",
-    "n04133789",
-    "n03630383",
-    "n04120489",
-    "n02769748",
-    "n03124043",
-)
 
 
 def rehearse(
@@ -60,7 +59,11 @@ def rehearse(
         raise ConfigError(f"--layout {layout!r}: choose {', '.join(LAYOUTS)}.")
     if not 1 <= images <= 2000:
         raise ConfigError(f"--images {images}: the package holds 1 to 2000.")
-    made = _imagenet if layout == "imagenet_c" else _cifar
+    if layout == STREETS:
+        return lay_streets(root, images, report)
+    if layout not in CORRUPTED:
+        return _uncorrupted(layout, root, images)
+    made = _cifar if layout.startswith("cifar") else _imagenet
     staging = root / f".rehearsal-{layout}"
     try:
         with writing(staging):
@@ -88,38 +91,19 @@ def _make(
     layout: Layout,
     workers: int,
     report: Callable[[int, int], None] | None,
+    called: dict[str, str] | None = None,
 ) -> None:
     parameters = "cifar" if layout == "arrays" else "imagenet"
     # Frost from the package: the full-size pictures of the ImageNet parameters are not in it.
     make_set(
         clean,
         target,
-        Recipe(layout, parameters, frost="cifar"),
-        corruptions=CORRUPTIONS,
+        Recipe(layout, parameters, frost="cifar", called=called),
+        corruptions=CORRUPTIONS if called is None else tuple(called),
         workers=workers,
-        facts={"rehearsal": True},
+        facts={"rehearsal": True} | ({"stand_ins": called} if called else {}),
         report=report,
     )
-
-
-def _put(file: Path, content: bytes) -> None:
-    """Write a file unless it is there. Raises DataError if it is there with other content."""
-    if file.exists():
-        if file.read_bytes() != content:
-            raise DataError(
-                f"{file}: is there with other content, and nothing is overwritten; choose another "
-                "--root or move it away."
-            )
-        return
-    with atomic(file) as temporary:
-        temporary.write_bytes(content)
-
-
-def _witness(folder: Path, places: list[str]) -> None:
-    """A manifest of source images, so that `data verify` knows them from the published ones."""
-    manifest = new_manifest({"rehearsal": True})
-    manifest["units"] = {place: list(digest_of(folder / place)) for place in places}
-    write_manifest(folder, manifest)
 
 
 # -- CIFAR: arrays, and python batches as source ---------------------------------------------------
@@ -142,8 +126,8 @@ def _cifar(
     files = list(_hundred_files(test, train) if is_hundred else _ten_files(test, train))
     folder = root / ("cifar-100-python" if is_hundred else "cifar-10-batches-py")
     for file, entries in files:
-        _put(folder / file, pickled_batch(entries))
-    _witness(folder, [file for file, _ in files])
+        put(folder / file, pickled_batch(entries))
+    witness(folder, [file for file, _ in files])
     return [root / name, folder]
 
 
@@ -218,23 +202,18 @@ def _imagenet(
     workers: int,
     report: Callable[[int, int], None] | None,
 ) -> list[Path]:
-    clean = root / "imagenet2012"
-    for split, size in (("test", count), ("source", TRAINING)):
-        for number, (image, label) in enumerate(zip(*embedded(split, size), strict=True), 1):
-            synset = SYNSETS[label]
-            name = f"ILSVRC2012_val_{number:08d}" if split == "test" else f"{synset}_{number}"
-            folder = "val" if split == "test" else "train"
-            _put(clean / folder / synset / f"{name}.JPEG", _photograph(image))
-    source = CleanFolder(clean / "val", Geometry(224, "crop", 256))
-    _make(source, root / "ImageNet-C", "folders", workers, report)
-    _witness(clean, ["train", "val"])
-    return [root / "ImageNet-C", clean]
+    lay_val(root, embedded("test", count))
+    lay_train(root, embedded("source", TRAINING), SYNSETS)
+    source = CleanFolder(root / FOLDER / "val", Geometry(224, "crop", 256))
+    is_3d = layout == "imagenet_3dcc"
+    folder = root / ("ImageNet-3DCC" if is_3d else "ImageNet-C")
+    _make(source, folder, "folders", workers, report, STAND_INS if is_3d else None)
+    return [folder, root / FOLDER]
 
 
-def _photograph(image: U8) -> bytes:
-    """A 320 x 280 JPEG of a 28 x 28 image, so that resizing and cropping have something to do."""
-    large = Image.fromarray(image).resize((280, 280), Image.Resampling.BICUBIC)
-    canvas, stream = Image.new("RGB", (320, 280)), BytesIO()
-    canvas.paste(large, (20, 0))
-    canvas.save(stream, "JPEG", quality=90)
-    return stream.getvalue()
+def _uncorrupted(layout: str, root: Path, count: int) -> list[Path]:
+    test, train = embedded("test", count), embedded("source", TRAINING)
+    classes = SHARED if VARIANTS.get(layout, ("", ()))[1] is SHARED else SYNSETS
+    folder = lay_ccc(root, test) if layout == "ccc" else lay_variant(layout, root, test)
+    lay_train(root, train, classes)
+    return [folder, root / FOLDER]

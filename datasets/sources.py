@@ -47,13 +47,14 @@ class Source(BaseModel):
     layout: str
     archives: tuple[Archive, ...] = ()
     by_hand: str | None = None
+    under: tuple[str, ...] = ()
     md5: dict[str, str] = {}
 
     @property
     def folders(self) -> list[str]:
         """The folders under the data root that the layout speaks of first."""
         if not self.archives:
-            return [self.layout.partition("/")[0]]
+            return [part.partition("/")[0] for part in self.layout.split(" and ")]
         names = [[*a.provides] if a.into == "." else [a.into] for a in self.archives]
         return list(dict.fromkeys(name for group in names for name in group))
 

@@ -93,7 +93,7 @@ def data_make(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Rehearsal of cifar10_c, cifar100_c or imagenet_c instead."),
+        typer.Option(help="Rehearsal of a benchmark instead, e.g. imagenet_c, imagenet_r or ccc."),
     ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Clean images: folder CLASS/IMAGE, .npz or .npy.")

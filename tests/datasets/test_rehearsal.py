@@ -9,15 +9,19 @@ from PIL import Image
 
 from ctta_bench.datasets import rehearsal as module
 from ctta_bench.datasets.corruptions import CORRUPTIONS
+from ctta_bench.datasets.imagenet import synsets
+from ctta_bench.datasets.imagenet_c import CORRUPTIONS_3D
 from ctta_bench.datasets.pickled_batches import pickled_batch
-from ctta_bench.datasets.rehearsal import SYNSETS, embedded, rehearse
-from ctta_bench.datasets.rehearsal_model import fit_head
+from ctta_bench.datasets.rehearsal import embedded, rehearse
+from ctta_bench.datasets.rehearsal_model import Network, fit_head, write_rehearsal_model
+from ctta_bench.datasets.rehearsal_photos import SHARED, SYNSETS
 from ctta_bench.datasets.roots import provenance
 from ctta_bench.datasets.verify import Finding, verify
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.registry import BENCHMARKS
 
 FEW = ("contrast", "frost", "pixelate")
+WITH_CORRUPTIONS = ("imagenet_c", "cifar10_c", "cifar100_c")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rehearsal")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CORRUPTIONS", FEW)
-        for layout in module.LAYOUTS:
+        for layout in WITH_CORRUPTIONS:
             rehearse(layout, folder, images=12 if "cifar" in layout else 2)
     return folder
 
@@ -85,7 +89,7 @@ def test_the_synsets_are_true_ones() -> None:
     assert set(SYNSETS) <= set(info.label_names())
 
 
-@pytest.mark.parametrize("layout", module.LAYOUTS)
+@pytest.mark.parametrize("layout", WITH_CORRUPTIONS)
 def test_the_readers_read_a_rehearsal_and_find_no_fault(layout: str, root: Path) -> None:
     entry = BENCHMARKS.get(layout)
     settings = entry.Settings(domains=FEW)
@@ -150,6 +154,35 @@ def test_the_footnote_says_that_it_is_a_rehearsal(root: Path) -> None:
 
 def test_the_whole_rehearsal_has_the_fifteen() -> None:
     assert module.CORRUPTIONS is CORRUPTIONS
+    assert sorted(module.STAND_INS.values()) == sorted(CORRUPTIONS_3D)
+
+
+# The sets of ImageNet's relatives, which tests/test_rehearsals.py streams.
+
+
+def test_images_of_two_hundred_classes_lie_under_classes_of_both_sets() -> None:
+    assert len(set(SHARED)) == len(SYNSETS)
+    assert set(SHARED) <= set(synsets("imagenet_r")) & set(synsets("imagenet_a"))
+
+
+@pytest.mark.parametrize("layout", ["imagenet_v2", "imagenet_sketch", "ccc"])
+def test_a_rehearsal_is_proven_and_made_once(layout: str, tmp_path: Path) -> None:
+    made = rehearse(layout, tmp_path, images=10)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*.*") if f.name != "manifest.json"}
+    assert rehearse(layout, tmp_path, images=10) == made
+    assert all(f.read_bytes() == content for f, content in before.items())
+    assert set(verdicts(verify(layout, tmp_path)).values()) == {"whole"}
+    images = BENCHMARKS.get(layout)(None, tmp_path)
+    assert images.problems() == []
+    labels = images.domain(images.domain_names()[0]).labels.tolist()
+    assert sorted(labels) == sorted(list(synsets()).index(synset) for synset in SYNSETS)
+
+
+def test_true_images_are_not_mixed_with_a_rehearsal_s(tmp_path: Path) -> None:
+    (tmp_path / "imagenet-r" / "n01443537").mkdir(parents=True)
+    with pytest.raises(DataError, match="imagenet-r: holds files that are no rehearsal's"):
+        rehearse("imagenet_r", tmp_path, images=1)
+    assert [p.name for p in (tmp_path / "imagenet-r").iterdir()] == ["n01443537"]
 
 
 # Verified.
@@ -212,3 +245,16 @@ def test_a_fitted_head_is_right_where_it_was_fitted_and_shuns_absent_classes() -
     logits = features @ weight.T + bias
     np.testing.assert_array_equal(logits.argmax(1), labels)
     assert logits[:, 1].tolist() == [-1] * 12
+
+
+def test_a_head_is_fitted_anew_when_there_are_other_source_images(tmp_path: Path) -> None:
+    tiny = Network("test_vit", 1000, "tiny")
+    rehearse("imagenet_v2", tmp_path, images=1)
+    file = write_rehearsal_model("imagenet_v2", tmp_path, tiny)
+    first = file.read_bytes()
+    assert write_rehearsal_model("imagenet_v2", tmp_path, tiny).read_bytes() == first
+    rehearse("imagenet_r", tmp_path, images=1)  # brings other classes
+    assert write_rehearsal_model("imagenet_r", tmp_path, tiny).read_bytes() != first
+    file.write_bytes(b"true weights")
+    with pytest.raises(DataError, match=r"tiny\.safetensors: is no rehearsal's"):
+        write_rehearsal_model("imagenet_r", tmp_path, tiny)

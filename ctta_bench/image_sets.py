@@ -1,0 +1,104 @@
+"""Sets of labelled images: a class number for each image, or for segmentation a map of them."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class ImageSet(Protocol):
+    """Labelled images by number: labels int64 [n], images uint8 or float [k, 3, H, W]."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Class numbers int64 [n]."""
+        ...
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """The images of these numbers: uint8, or float in [0, 1]."""
+        ...
+
+
+@runtime_checkable
+class MapSet(Protocol):
+    """Images with a map of labels each, as segmentation has them.
+
+    No class belongs to a whole image: `labels` counts the images, all of it is 0.
+    """
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Zeros int64 [n]."""
+        ...
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """The images of these numbers: uint8, or float in [0, 1]."""
+        ...
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """Class of each pixel uint8 [k, H_l, W_l], 255: ignored. May be larger than the images."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images held in memory or memory-mapped: uint8 [n, 3, H, W] or grey [n, H, W]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, H, W]; grey images are repeated to three channels without a copy."""
+        chosen = torch.from_numpy(np.ascontiguousarray(self.images[index]))
+        return chosen.unsqueeze(1).expand(-1, 3, -1, -1) if chosen.ndim == 3 else chosen
+
+
+@dataclass(frozen=True)
+class ArrayMaps:
+    """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], held in memory."""
+
+    images: np.ndarray
+    label_maps: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Zeros int64 [n]."""
+        return np.zeros(len(self.images), np.int64)
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, H, W]."""
+        return torch.from_numpy(np.ascontiguousarray(self.images[index]))
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, H_l, W_l]."""
+        return torch.from_numpy(np.ascontiguousarray(self.label_maps[index]))
+
+
+def labels_of(images: ImageSet | MapSet, index: np.ndarray) -> Tensor:
+    """What is to be predicted of these images: int64 [k], or maps uint8 [k, H_l, W_l]."""
+    maps = getattr(images, "maps", None)  # asking for the protocol would cost more than the labels
+    if maps is not None:
+        return maps(index)
+    return torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))
+
+
+def first_images(images: ImageSet, count: int) -> ImageSet:
+    """The first `count` images of a set."""
+    return _FirstMaps(images, count) if isinstance(images, MapSet) else _First(images, count)
+
+
+class _First:
+    def __init__(self, images: ImageSet, count: int) -> None:
+        self.images, self.labels = images, images.labels[:count]
+
+    def load(self, index: np.ndarray) -> Tensor:
+        return self.images.load(index)
+
+
+class _FirstMaps(_First):
+    images: MapSet
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        return self.images.maps(index)

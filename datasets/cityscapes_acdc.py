@@ -1,0 +1,257 @@
+"""Cityscapes → ACDC (Sakaridis et al., 2021): street scenes in fog, at night, in rain and snow.
+
+The protocol of CoTTA's SegFormer code, which later work follows: the 400 training images of each
+condition in the order of their paths, one by one, at 960x540, scored against labels of 1920x1080.
+
+Layout, under ROOT or under ROOT/ACDC and ROOT/cityscapes, as unpacked:
+rgb_anon/COND/SPLIT/SEQUENCE/*_rgb_anon.png, gt/COND/SPLIT/SEQUENCE/*_gt_labelTrainIds.png;
+leftImg8bit/SPLIT/CITY/*_leftImg8bit.png, gtFine/SPLIT/CITY/*_gtFine_label{Train,}Ids.png.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, field_serializer, field_validator
+
+from ctta_bench.datasets.decoding import subfolders
+from ctta_bench.datasets.roots import data_root, provenance
+from ctta_bench.datasets.sources import by_hand_sentence
+from ctta_bench.datasets.street_classes import CLASSES
+from ctta_bench.datasets.street_files import Size, StreetFiles, StreetImages, listed
+from ctta_bench.errors import DataError
+from ctta_bench.loading import load_ahead
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import Benchmark, ImageSet, SegmentationSettings, StreamSettings
+
+CONDITIONS = ("fog", "night", "rain", "snow")
+REFERENCE = "_ref"
+CLEAN = "clean"
+SCALE: Size = (540, 960)
+ACDC_SIZE, CITYSCAPES_SIZE = (1080, 1920), (1024, 2048)
+
+
+class StreetSettings(SegmentationSettings):
+    """Settings of cityscapes_acdc."""
+
+    rounds: int = Field(3, ge=1, description="times the four conditions are seen; CoTTA has 10")
+    split: Literal["train", "val"] = Field(
+        "train", description="images of ACDC: 400 a condition, or some 100"
+    )
+    scale: tuple[int, int] = Field(
+        SCALE, description="height and width that images are resized to fit; labels keep theirs"
+    )
+    images: Literal["all"] | Path = Field(
+        "all", description="all of the split, or the path of a list of COND/SPLIT/SEQUENCE/FILE"
+    )
+
+    @field_validator("scale")
+    @classmethod
+    def _large_enough(cls, value: Size) -> Size:
+        if not all(16 <= side <= 4096 for side in value):
+            raise ValueError("write [HEIGHT, WIDTH], each from 16 to 4096")
+        return value
+
+    @field_serializer("images")
+    def _content_of_a_list(self, value: Literal["all"] | Path) -> str:
+        """A list is what it says, wherever it lies: its hash is part of a cell's identity."""
+        if isinstance(value, str):
+            return value
+        content = "\n".join(_lines(value))
+        return f"list sha256 {hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+@BENCHMARKS.register_module("cityscapes_acdc")
+class CityscapesACDC(Benchmark):
+    """Cityscapes → ACDC: segmentation of streets in fog, at night, in rain and in snow."""
+
+    Settings = StreetSettings
+    name = "cityscapes_acdc"
+    task = "segmentation"
+    num_classes = len(CLASSES)
+    class_names = CLASSES
+    default_model = "segformer_b5"
+    decodes = True
+
+    def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
+        super().__init__(settings, data_root(root))
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The four conditions in the protocol's order."""
+        return CONDITIONS
+
+    def extra_domains(self) -> tuple[str, ...]:
+        """ACDC's images of the same places in clear weather, and Cityscapes' validation images."""
+        return (*(condition + REFERENCE for condition in CONDITIONS), CLEAN)
+
+    def strangers(self) -> list[str]:
+        """Folders beside the conditions."""
+        folder = self._place("rgb_anon")
+        return [n for n in subfolders(folder) if n not in CONDITIONS] if folder.is_dir() else []
+
+    @property
+    def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
+        """What distinguishes the images from those of the protocol, None if nothing does."""
+        chosen, notes = self.settings, [provenance(self._place("rgb_anon"))]
+        if chosen.split != "train":
+            notes.append(f"the {chosen.split} split of ACDC instead of its training images")
+        if tuple(chosen.scale) != SCALE:
+            notes.append(f"images at {_words(chosen.scale)} pixels instead of {_words(SCALE)}")
+        if chosen.images != "all":
+            notes.append(f"a list of images ({Path(chosen.images).name})")
+        return "; ".join(filter(None, notes)) or None
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """The images of a condition with their maps. Raises DataError if some are missing."""
+        return self._domains(name)
+
+    @functools.cached_property
+    def _domains(self) -> Callable[[str], StreetFiles]:
+        return functools.cache(self._found)  # a run asks several times
+
+    def _found(self, name: str) -> StreetFiles:
+        if name == CLEAN:
+            return self._cityscapes("val")
+        condition, is_reference = name.removesuffix(REFERENCE), name.endswith(REFERENCE)
+        ref = REFERENCE if is_reference else ""
+        inside = f"{condition}/{self.settings.split}{ref}"
+        images, maps = self._place("rgb_anon") / inside, self._place("gt") / inside
+        suffix, map_suffix = f"_rgb{ref}_anon.png", f"_gt{ref}_labelTrainIds.png"
+        names = self._listed(images, inside, suffix)
+        return self._paired(images, names, suffix, maps, map_suffix, self.settings.scale)
+
+    def _listed(self, folder: Path, inside: str, suffix: str) -> list[str]:
+        """Names of a domain's images: all, sorted by path, or those of the list in its order."""
+        there = listed(folder, suffix) if folder.is_dir() else []
+        if not there:
+            raise DataError(f"no images *{suffix} in {folder}; {self._how()}")
+        if self.settings.images == "all":
+            return there
+        lines = [line for line in _lines(self.settings.images) if line.startswith(f"{inside}/")]
+        names = [line.removeprefix(f"{inside}/") for line in lines]
+        absent = sorted(set(names) - set(there))
+        if absent or not names:
+            what = f"{absent[0]}, which {folder} lacks" if absent else f"no image of {inside}/"
+            raise DataError(f"{self.settings.images}: names {what}.")
+        return names
+
+    def _paired(
+        self, images: Path, names: list[str], suffix: str, maps: Path, map_suffix: str, box: Size
+    ) -> StreetFiles:
+        """Images with the label maps of the same names. Raises DataError for the first missing."""
+        map_names = [name.removesuffix(suffix) + map_suffix for name in names]
+        there = set(listed(maps, map_suffix)) if maps.is_dir() else set()
+        absent = next((name for name in map_names if name not in there), None)
+        if absent is not None:
+            raise DataError(f"{maps / absent}: this label map is missing; {self._how()}")
+        raw_ids = map_suffix.endswith("labelIds.png")
+        return StreetFiles(images, names, box, maps, map_names, raw_ids)
+
+    def _cityscapes(self, split: str) -> StreetFiles:
+        images, maps = (self._place(name) / split for name in ("leftImg8bit", "gtFine"))
+        suffix = "_leftImg8bit.png"
+        names = listed(images, suffix) if images.is_dir() else []
+        if not names:
+            raise DataError(f"no images *{suffix} in {images}; {self._how('cityscapes')}")
+        # Train ids stand there only where cityscapesScripts have made them.
+        made = "_gtFine_labelTrainIds.png"
+        kind = made if maps.is_dir() and listed(maps, made) else "_gtFine_labelIds.png"
+        return self._paired(images, names, suffix, maps, kind, self._source_box)
+
+    @property
+    def _source_box(self) -> Size:
+        """The size at which Cityscapes is shown as large as ACDC is: 512x1024 beside 540x960."""
+        sides = zip(CITYSCAPES_SIZE, self.settings.scale, ACDC_SIZE, strict=True)
+        height, width = (round(full * scale / acdc) for full, scale, acdc in sides)
+        return height, width
+
+    @functools.cached_property
+    def _source(self) -> StreetImages | None:
+        folder = self._place("leftImg8bit") / "train"
+        if not folder.is_dir():
+            return None
+        if self._place("gtFine").is_dir():
+            return self._cityscapes("train")
+        return StreetImages(folder, listed(folder, "_leftImg8bit.png"), self._source_box)
+
+    def source(self) -> ImageSet | None:
+        """Cityscapes' training images if they are there, with label maps if those are, too."""
+        return self._source
+
+    def source_place(self) -> str:
+        """Cityscapes' folders."""
+        return f"{self._place('leftImg8bit') / 'train'} and {self._place('gtFine') / 'train'}"
+
+    def source_settings(self) -> dict[str, Any]:
+        """The scale alone: split and list choose images of ACDC."""
+        return {"scale": list(self.settings.scale)}
+
+    def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet | None]:
+        """Cityscapes with labels: to train on, and to test on if the validation images are there.
+
+        Raises DataError if they are missing.
+        """
+        at = self if folder is None else type(self)(self.settings, folder)
+        train = at._cityscapes("train")
+        has_test = (at._place("leftImg8bit") / "val").is_dir()
+        return train, at._cityscapes("val") if has_test else None
+
+    def problems(self) -> list[str]:
+        """What is missing of the domains that the stream reads."""
+        if self.decoded_cache is not None:
+            return ["keeps no decoded images; leave --cache-decoded out."]
+        found = []
+        for name in self.chosen_domains():
+            try:
+                self._domains(name)
+            except DataError as error:
+                found.append(f"domain {name}: {error}")
+        return found
+
+    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+        """Read every label map of the stream: a wrong one ends the run before it begins."""
+        for name in self.chosen_domains():
+            images = self._domains(name)
+            count = min(self.settings.examples or len(images.names), len(images.names))
+            for number, _ in enumerate(
+                load_ahead(partial(_try_map, images), range(count), workers)
+            ):
+                report(f"reading label maps of {name}", number + 1, count)
+
+    def _place(self, name: str) -> Path:
+        """ROOT/`name`, or where it lies in a folder of its data set under ROOT."""
+        root = data_root(self.root)
+        sets = (
+            ("cityscapes", "Cityscapes") if name in ("leftImg8bit", "gtFine") else ("ACDC", "acdc")
+        )
+        places = [root / name, *(root / folder / name for folder in sets)]
+        return next((place for place in places if place.is_dir()), places[0])
+
+    def _how(self, name: str = "cityscapes_acdc") -> str:
+        return by_hand_sentence(name, data_root(self.root))
+
+
+def _try_map(images: StreetFiles, number: int) -> bool:
+    images.maps(np.array([number]))
+    return True
+
+
+def _words(size: Size) -> str:
+    """Width and height, as the field writes it: `960x540`."""
+    return f"{size[1]}x{size[0]}"
+
+
+def _lines(file: Path) -> list[str]:
+    """The images of a list. Raises DataError for a file that is missing, empty or no text."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"{file}: no such text file of lines COND/SPLIT/SEQUENCE/FILE.") from None
+    names = [line.removeprefix("rgb_anon/") for line in lines if line]
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"{file}: names {'an image twice' if names else 'no images'}.")
+    return names
