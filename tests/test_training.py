@@ -21,11 +21,12 @@ from ctta_bench.errors import ConfigError, DataError, RunError
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.source_models.pretrained import load_source_model
-from ctta_bench.stream import ArrayImages
+from ctta_bench.stream import ArrayImages, ArrayMaps, MapSet
 from ctta_bench.training.batches import TrainingBatches, shift
 from ctta_bench.training.loop import Training, train_source
 from ctta_bench.training.recipes import Recipe, recipe_for
 from ctta_bench.training.task import Task, copy_body, first_model, task_for
+from tests import toy_maps
 from tests.conftest import TOY
 from tests.methods import toy
 
@@ -35,6 +36,13 @@ QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 16}  # 3 steps an epoch on 4
 
 def task(model: str = "toy_vit", **recipe: Any) -> Task:
     return task_for(toy.Toy(), model, Recipe(**QUICK | recipe))
+
+
+def map_task(**recipe: Any) -> Task:
+    """Seven pictures with label maps: 1 step an epoch in batches of 16, 4 in batches of 2."""
+    return task_for(
+        toy_maps.ToyMaps(), "toy_segmentor", Recipe(**QUICK | {"batch_size": 2} | recipe)
+    )
 
 
 class Steps:
@@ -324,6 +332,123 @@ def test_two_processes_never_train_one_file(tmp_path: Path) -> None:
         pytest.raises(RunError, match="another process is training it"),
     ):
         train_source(task(), tmp_path / "m.safetensors")
+
+
+# -- label maps
+
+
+def test_an_interrupted_training_of_a_segmentor_ends_with_the_bits_of_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    record = train_source(map_task(), whole)
+    with pytest.raises(KeyboardInterrupt):
+        train_source(map_task(), parts, report=Steps(interrupt_at=5))
+    rest = Steps()
+    torch.manual_seed(99)
+    resumed = train_source(map_task(), parts, report=rest)
+    assert [facts["step"] for facts in rest.seen] == [6, 7, 8]
+    assert resumed["sha256"] == record["sha256"]
+
+
+def test_a_segmentor_learns_and_its_card_tells_the_miou(tmp_path: Path) -> None:
+    images = toy_maps.ToyMaps().source()
+    learning = dataclasses.replace(map_task(epochs=10, lr=0.02), test=images)
+    steps = Steps()
+    record = train_source(learning, tmp_path / "m.safetensors", report=steps)
+    first, last = record["history"][0], record["history"][-1]
+    assert last["loss"] < 0.7 * first["loss"]
+    assert last["miou"] > first["miou"] + 5
+    assert last["miou"] == pytest.approx(record["clean_miou"], abs=0.01)
+    assert "clean_accuracy" not in record
+    assert f"| clean mIoU | {record['clean_miou']:.2f} % on 7 test images |" in (
+        tmp_path / "m.md"
+    ).read_text(encoding="utf-8")
+
+
+def test_the_miou_is_that_of_the_stored_weights(tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    record = train_source(map_task(epochs=5, lr=0.01, stored="float16"), out)
+    model = load_source_model("toy_segmentor", weights=out).eval()
+    images = toy_maps.ToyMaps().source()
+    with torch.no_grad():
+        logits = model(images.load(np.arange(7)) / 255)
+    large = nn.functional.interpolate(logits, size=(64, 96), mode="bilinear").argmax(1).numpy()
+    maps = images.maps(np.arange(7)).numpy()
+    found, labels = large[maps != 255], maps[maps != 255]
+    overlaps = [
+        np.sum((found == k) & (labels == k)) / np.sum((found == k) | (labels == k))
+        for k in np.union1d(found, labels)
+    ]
+    assert record["clean_miou"] == pytest.approx(100 * np.mean(overlaps), abs=0.006)
+
+
+def test_maps_are_mirrored_with_their_images() -> None:
+    images, maps = toy_maps.labelled(2)
+    maps = maps.copy()
+    maps[:, :, -1] = 9  # no map is its own mirror image
+    given = dataclasses.replace(map_task(), train=ArrayMaps(images, maps))
+    seen, targets = TrainingBatches(given, CPU).batch(torch.arange(7))
+    plain = torch.from_numpy(images) / 255
+    mirrored = torch.tensor([not torch.equal(a, b) for a, b in zip(seen, plain, strict=True)])
+    assert 0 < int(mirrored.sum()) < 7
+    expected = torch.from_numpy(maps).long()
+    expected[mirrored] = expected[mirrored].flip(-1)
+    assert torch.equal(targets, expected)
+
+
+def test_the_loss_of_maps_is_the_mean_over_labelled_pixels_at_their_size() -> None:
+    objective = TrainingBatches(map_task(), CPU).objective
+    logits = torch.randn(2, 10, 3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(2 * 6 * 8).view(2, 6, 8) % 10
+    targets[0, :, :3] = 255
+    large = nn.functional.interpolate(logits, scale_factor=2, mode="bilinear")
+    picked = large.log_softmax(1).gather(1, targets.clamp(max=9)[:, None])[:, 0]
+    expected = -picked[targets != 255].mean()
+    torch.testing.assert_close(objective.loss(logits, targets, 0.0), expected)
+    ignored = torch.full_like(targets, 255)
+    assert objective.loss(logits, ignored, 0.0) == 0  # and not 0 / 0
+
+
+@pytest.mark.parametrize("recipe", [{"teacher": "toy_segmentor"}, {"augmentation": "crop_flip"}])
+def test_what_maps_do_not_know_is_refused(recipe: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is for classification, and these labels are maps"):
+        TrainingBatches(map_task(**recipe), CPU)
+
+
+def test_an_unknown_value_in_a_map_is_told() -> None:
+    images, maps = toy_maps.labelled(2)
+    wrong = dataclasses.replace(map_task(), train=ArrayMaps(images, np.full_like(maps, 33)))
+    with pytest.raises(
+        DataError, match=r"the value 33 in a label map is none of 0\.\.9, and not 255"
+    ):
+        TrainingBatches(wrong, CPU).batch(torch.arange(7))
+
+
+def test_a_checkpoint_of_other_maps_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        train_source(map_task(), out, report=Steps(interrupt_at=2))
+    images, maps = toy_maps.labelled(2)
+    other = dataclasses.replace(map_task(), train=ArrayMaps(images, maps[:, ::-1]))
+    with pytest.raises(RunError, match="belongs to a training with another"):
+        train_source(other, out)
+
+
+@pytest.mark.parametrize(("model", "benchmark"), [("toy_vit", "maps"), ("toy_segmentor", "toy")])
+def test_a_model_of_another_task_is_refused(model: str, benchmark: str) -> None:
+    given = dataclasses.replace(map_task() if benchmark == "maps" else task(), model=model)
+    with pytest.raises(ConfigError, match=f"model {model} is not for .*; choose another --model"):
+        first_model(given)
+
+
+def test_a_segmentor_can_start_from_anothers_weights() -> None:
+    start = first_model(map_task(start="toy_segmentor"))
+    assert start.sha256() == SourceModel(toy_maps.toy_segmentor()).sha256()
+
+
+def test_a_segmentation_benchmark_brings_its_training_maps() -> None:
+    assert isinstance(map_task().train, MapSet)
 
 
 # -- recipes and the command

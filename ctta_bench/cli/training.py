@@ -68,11 +68,13 @@ def models_show(
         preprocessing=preprocessing,  # type: ignore[arg-type] # refused if it is no regime
         root=data_root,
     )
+    segments = model.task == "segmentation"
     facts = {
         "name": model.name,
         "sha256": model.sha256(),
         "parameters": sum(p.numel() for p in model.network.parameters()),
-        "classes": model.num_classes if model.has_classifier else None,
+        "task": model.task,
+        "classes": model.num_classes if model.has_classifier or segments else None,
         "preprocessing": model.preprocessing.record(),
     }
     if as_json:
@@ -118,6 +120,7 @@ def train_source(
     from ctta_bench.errors import ConfigError
     from ctta_bench.registry import BENCHMARKS
     from ctta_bench.source_models.pretrained import stored_file
+    from ctta_bench.training.card import TITLES, clean_key
     from ctta_bench.training.loop import train_source as train
     from ctta_bench.training.recipes import recipe_for
     from ctta_bench.training.task import task_for
@@ -145,7 +148,8 @@ def train_source(
         print_json(record | {"file": str(file)})
         return
     typer.echo(
-        f"{name}: clean accuracy {record['clean_accuracy']:.2f} %, weights {record['sha256'][:8]}"
+        f"{name}: clean {TITLES[record['measure']]} {record[clean_key(record)]:.2f} %, "
+        f"weights {record['sha256'][:8]}"
     )
     typer.echo(f"{file} (card: {file.with_suffix('.md').name})")
 
@@ -185,6 +189,8 @@ class TrainingProgress:
             facts=f"{told}  lr {facts['lr']:.2g}",
         )
         if facts["ends_epoch"]:
-            tested = facts["accuracy"]
-            text = "" if tested is None else f"  test accuracy {tested:.2f} %"
+            from ctta_bench.training.card import TITLES
+
+            tested, title = facts[facts["measure"]], TITLES[facts["measure"]]
+            text = "" if tested is None else f"  test {title} {tested:.2f} %"
             self.console.print(f"{self.name}: {told}{text}", highlight=False)

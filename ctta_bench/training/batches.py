@@ -2,14 +2,13 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
-from ctta_bench.errors import DataError
 from ctta_bench.source_models.pretrained import load_source_model
-from ctta_bench.stream import as_input
+from ctta_bench.stream import as_input, labels_of
+from ctta_bench.training.objectives import objective_of
 from ctta_bench.training.task import Task
 
 AT_ONCE = 500  # images a pass that needs no gradient
@@ -23,6 +22,7 @@ class TrainingBatches:
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task, self.recipe, self.device = task, task.recipe, device
+        self.objective = objective_of(task.train, task.num_classes, task.recipe)
         self.images = len(task.train.labels)
         self.steps_an_epoch = math.ceil(self.images / task.recipe.batch_size)
         self.generator = torch.Generator().manual_seed(task.seed)
@@ -52,7 +52,7 @@ class TrainingBatches:
         return list(order.split(self.recipe.batch_size))[done:]
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented images in [0, 1] and target distributions [n, classes], on the device."""
+        """Augmented images in [0, 1] and the objective's targets, on the device."""
         images = as_input(self.task.train.load(index.numpy()))
         mirrored = torch.zeros(len(index), dtype=torch.bool)
         if self.recipe.augmentation != "none":
@@ -60,7 +60,7 @@ class TrainingBatches:
             images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
         if self.recipe.augmentation == "crop_flip":
             images = shift(images, self.generator)
-        targets = hard_targets(self.task.train.labels[index.numpy()], self.task.num_classes)
+        targets = self.objective.targets(labels_of(self.task.train, index.numpy()), mirrored)
         if self.soft_targets is not None:
             targets = (targets + self.soft_targets[mirrored.long(), index]) / 2
         return images.to(self.device), targets.to(self.device)
@@ -80,14 +80,6 @@ class TrainingBatches:
             for view, shown in zip(views, (images, images.flip(-1)), strict=True):
                 view.append(teacher(shown).softmax(-1).cpu())
         return torch.stack([torch.cat(view) for view in views])
-
-
-def hard_targets(labels: np.ndarray, num_classes: int) -> Tensor:
-    """One-hot targets float [n, classes]. Raises DataError for a label out of range."""
-    numbers = torch.from_numpy(np.asarray(labels).astype(np.int64))
-    if int(numbers.min()) < 0 or int(numbers.max()) >= num_classes:
-        raise DataError(f"training images: a label is out of 0..{num_classes - 1}.")
-    return one_hot(numbers, num_classes).float()
 
 
 def shift(images: Tensor, generator: torch.Generator) -> Tensor:

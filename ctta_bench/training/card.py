@@ -15,38 +15,39 @@ from ctta_bench.model import SourceModel
 from ctta_bench.record import atomic, timestamp, write_json
 from ctta_bench.source_models.weights import RECORD
 
+TITLES = {"accuracy": "accuracy", "miou": "mIoU"}
 CARD = """# {model}, trained on {benchmark}
 
 | | |
 | --- | --- |
 | data | {data[train]:,} training images of {benchmark} |
-| clean accuracy | {clean_accuracy:.2f} % of {measured_on} |
+| clean {title} | {clean:.2f} % {on} {measured_on} |
 | parameters | {parameters:,} |
 | pre-processing | {preprocessing_text} |
 | seed | {seed} |
 | made with | ctta-bench {ctta_bench}, torch {torch}, timm {timm}, {time} |
 | weights (SHA-256 of the loaded tensors) | `{sha256}` |
 
-Trained by `ctta-bench train-source {benchmark} --model {model}`. The accuracy is that of the stored
+Trained by `ctta-bench train-source {benchmark} --model {model}`. The {title} is that of the stored
 values ({recipe[stored]}). The licences of the data{start_text} hold for the weights, too.
 
 | recipe | value |
 | --- | --- |
 {recipe_rows}
 
-| epoch | loss | test accuracy % |
+| epoch | loss | test {title} % |
 | ---: | ---: | ---: |
 {epoch_rows}
 """
 
 
 def write_model(
-    model: SourceModel, out: Path, facts: dict[str, Any], measure: Callable[[SourceModel], float]
+    model: SourceModel, out: Path, facts: dict[str, Any], score: Callable[[SourceModel], float]
 ) -> dict[str, Any]:
     """Write OUT.safetensors (last) with OUT.json and OUT.md beside it; returns the record.
 
-    `facts` are benchmark, data, recipe, seed and history of the training. The model gets the
-    values as they are stored, and `measure` tells their accuracy in %.
+    `facts` are benchmark, data, recipe, seed, measure and history of the training. The model gets
+    the values as they are stored, and `score` tells their measure in %.
     """
     stored = _stored(model, getattr(torch, facts["recipe"]["stored"]))
     model.network.load_state_dict(stored)
@@ -54,7 +55,7 @@ def write_model(
         "model": model.name,
         "parameters": sum(p.numel() for p in model.network.parameters()),
         **facts,
-        "clean_accuracy": round(measure(model), 2),
+        clean_key(facts): round(score(model), 2),
         "preprocessing": model.preprocessing.record(),
         "sha256": model.sha256(),
         "ctta_bench": __version__,
@@ -71,6 +72,11 @@ def write_model(
     return record
 
 
+def clean_key(facts: dict[str, Any]) -> str:
+    """Where a record tells how good the stored weights are: clean_accuracy, clean_miou."""
+    return f"clean_{facts['measure']}"
+
+
 def _stored(model: SourceModel, dtype: torch.dtype) -> dict[str, Tensor]:
     tensors = model.network.state_dict().items()
     return {
@@ -85,21 +91,24 @@ def _metadata(model: SourceModel, record: dict[str, Any]) -> dict[str, str]:
     noted = {"mean": list(given.mean), "std": list(given.std)}
     if given.size is not None:
         noted["input_size"] = [3, *given.size]
-    kept = ("model", "benchmark", "clean_accuracy", "seed", "sha256")
+    kept = ("model", "benchmark", clean_key(record), "seed", "sha256")
     return {"format": "pt", RECORD: json.dumps(noted | {k: record[k] for k in kept})}
 
 
 def card(record: dict[str, Any], preprocessing_text: str) -> str:
     """The card of a record in Markdown."""
-    recipe, tested = record["recipe"], record["data"]["test"]
+    recipe, tested, measure = record["recipe"], record["data"]["test"], record["measure"]
     epochs = [
         f"| {number} | {epoch['loss']:.4f} | "
-        + ("–" if epoch["accuracy"] is None else f"{epoch['accuracy']:.2f}")
+        + ("–" if epoch[measure] is None else f"{epoch[measure]:.2f}")
         + " |"
         for number, epoch in enumerate(record["history"], 1)
     ]
     return CARD.format(
         **record,
+        title=TITLES[measure],
+        clean=record[clean_key(record)],
+        on="of" if measure == "accuracy" else "on",
         preprocessing_text=preprocessing_text,
         measured_on=f"{tested:,} test images" if tested else "the training images: no test set",
         start_text=f" and of `{recipe['start']}`" if recipe["start"] else "",

@@ -19,19 +19,19 @@ from filelock import FileLock, Timeout
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ctta_bench.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
 from ctta_bench.record import atomic, check_writable
-from ctta_bench.stream import ImageSet, as_input
+from ctta_bench.stream import MapSet
 from ctta_bench.training.batches import TrainingBatches
 from ctta_bench.training.card import write_model
 from ctta_bench.training.task import Task, first_model
 
 # Called after each step with: step, steps, epoch, epochs, lr, loss, ends_epoch; at an epoch's end
-# loss is the epoch's mean, and accuracy that on the test images (None if there are none).
+# loss is the epoch's mean, and what `measure` names (accuracy, miou) is that on the test images, in
+# % (None if there are none).
 Report = Callable[[dict[str, Any]], None]
 OPTIMISERS = {"adamw": "adamw", "sgd": "momentum", "nesterov": "sgd"}  # timm's sgd is Nesterov's
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
@@ -76,7 +76,7 @@ def train_source(
         training = Training(task, torch.device(device), out.with_suffix(".training.pt"))
         training.resume(force=force)
         training.run(report, Pace(checkpoint_seconds, checkpoint_steps))
-        record = write_model(training.model, out, training.facts(), training.accuracy)
+        record = write_model(training.model, out, training.facts(), training.score)
         training.file.unlink(missing_ok=True)
         return record
     finally:
@@ -91,6 +91,7 @@ class Training:
         torch.manual_seed(task.seed)  # of the first weights, and of dropout
         # Before the network: a teacher draws from that generator too, as for the shipped weights.
         self.batches = TrainingBatches(task, device)
+        self.objective = self.batches.objective
         self.model = first_model(task).to(device)
         self.optimizer = create_optimizer_v2(
             self.model.network.parameters(),
@@ -138,9 +139,7 @@ class Training:
         images, targets = self.batches.batch(index)
         dtype = getattr(torch, self.recipe.precision)
         with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            loss = cross_entropy(
-                self.model(images), targets, label_smoothing=self.recipe.label_smoothing
-            )
+            loss = self.objective.loss(self.model(images), targets, self.recipe.label_smoothing)
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         if self.recipe.clip:
@@ -154,10 +153,11 @@ class Training:
         self.course.loss_sum += value * len(index)
         return value
 
-    def accuracy(self, model: SourceModel) -> float:
-        """Accuracy in % of a model on the test images, else on the training images."""
+    @torch.no_grad()
+    def score(self, model: SourceModel) -> float:
+        """The objective's measure in % on the test images, else on the training images."""
         images = self.task.test if self.task.test is not None else self.task.train
-        return accuracy(model, images, self.recipe.batch_size)
+        return self.objective.score(model.eval(), images, self.recipe.batch_size)
 
     def facts(self) -> dict[str, Any]:
         """What the model's card tells of the training."""
@@ -167,6 +167,7 @@ class Training:
             "data": {"train": self.batches.images, "test": 0 if test is None else len(test.labels)},
             "recipe": self.recipe.model_dump(),
             "seed": self.task.seed,
+            "measure": self.objective.measure,
             "history": self.course.history,
         }
 
@@ -181,13 +182,15 @@ class Training:
             "epochs": self.recipe.epochs,
             "loss": loss,
             "lr": self.optimizer.param_groups[0]["lr"],
+            "measure": self.objective.measure,
             "ends_epoch": step % self.batches.steps_an_epoch == 0,
         }
 
     def _end_epoch(self) -> dict[str, float | None]:
-        """Mean loss of the epoch and accuracy on the test images, kept and returned."""
-        tested = None if self.task.test is None else self.accuracy(self.model)
-        found = {"loss": self.course.loss_sum / self.batches.images, "accuracy": tested}
+        """Mean loss of the epoch and the measure on the test images, kept and returned."""
+        tested = None if self.task.test is None else self.score(self.model)
+        loss = self.course.loss_sum / self.batches.images
+        found = {"loss": loss, self.objective.measure: tested}
         self.course.history.append(found)
         self.course.loss_sum = 0.0
         return found
@@ -199,6 +202,8 @@ class Training:
         parts = (task.benchmark, task.model, task.recipe.model_dump_json(), task.seed, task.regime)
         digest = hashlib.sha256(repr(parts).encode() + labels.tobytes())
         digest.update(task.train.load(first).contiguous().numpy().tobytes())
+        if isinstance(task.train, MapSet):
+            digest.update(task.train.maps(first).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self) -> None:
@@ -248,15 +253,3 @@ class Training:
         self.batches.state = [now, epoch_start]
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-
-
-@torch.no_grad()
-def accuracy(model: SourceModel, images: ImageSet, batch_size: int) -> float:
-    """Accuracy in % over all images, in evaluation mode."""
-    model.eval()
-    hits, numbers = 0, torch.arange(len(images.labels))
-    for part in numbers.split(batch_size):
-        shown = as_input(images.load(part.numpy())).to(model.mean.device)
-        labels = torch.from_numpy(np.asarray(images.labels[part.numpy()]).astype(np.int64))
-        hits += int((model(shown).argmax(-1).cpu() == labels).sum())
-    return 100 * hits / len(numbers)

@@ -10,7 +10,7 @@ from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel, find_classifier
 from ctta_bench.source_models.preprocessing import Regime, recorded_preprocessing
 from ctta_bench.source_models.pretrained import build, load_source_model
-from ctta_bench.stream import Benchmark, ImageSet
+from ctta_bench.stream import Benchmark, ImageSet, MapSet
 from ctta_bench.training.recipes import Recipe
 
 
@@ -48,13 +48,7 @@ def first_model(task: Task) -> SourceModel:
     Of those, a last layer for other classes is left out; all else must fit.
     """
     network = build(task.model, task.num_classes)
-    classifier = find_classifier(network)
-    if classifier is None or classifier.out_features != task.num_classes:
-        number = classifier.out_features if classifier is not None else "no"
-        raise ConfigError(
-            f"model {task.model} has {number} classes where {task.benchmark} has "
-            f"{task.num_classes}; choose another --model."
-        )
+    classifier = _last_layer(task, network)
     if task.recipe.start:
         start = load_source_model(task.recipe.start, weights=task.weights, root=task.root)
         copy_body(start.network, network, classifier, task.recipe.start)
@@ -65,9 +59,33 @@ def first_model(task: Task) -> SourceModel:
     )
 
 
-def copy_body(start: nn.Module, network: nn.Module, classifier: nn.Linear, name: str) -> None:
+def _last_layer(task: Task, network: Any) -> nn.Linear | None:
+    """The layer that makes a classifier's logits; None of a network for segmentation.
+
+    Raises ConfigError for a model of another task or another number of classes.
+    """
+    dense = isinstance(task.train, MapSet)
+    if dense != (getattr(network, "task", "classification") == "segmentation"):
+        wanted = "segmentation" if dense else "classification"
+        raise ConfigError(
+            f"model {task.model} is not for {wanted}, and {task.benchmark} is; choose another "
+            "--model."
+        )
+    classifier = None if dense else find_classifier(network)
+    number = network.num_classes if dense else getattr(classifier, "out_features", "no")
+    if number != task.num_classes:
+        raise ConfigError(
+            f"model {task.model} has {number} classes where {task.benchmark} has "
+            f"{task.num_classes}; choose another --model."
+        )
+    return classifier
+
+
+def copy_body(
+    start: nn.Module, network: nn.Module, classifier: nn.Linear | None, name: str
+) -> None:
     """Copy all of `start` into `network` but a classifier of another size. Raises DataError."""
-    head = {id(parameter) for parameter in classifier.parameters()}
+    head = {id(parameter) for parameter in classifier.parameters()} if classifier else set()
     ours, theirs = network.state_dict(keep_vars=True), dict(start.state_dict())
     left_out = {k for k, v in ours.items() if id(v) in head and k in theirs}
     left_out = {k for k in left_out if theirs[k].shape != ours[k].shape}

@@ -1,0 +1,105 @@
+"""What a training aims at by task: targets, loss, and the measure that its card tells."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, interpolate, one_hot
+
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.map_metrics import IGNORED, MiouScorer, domain_metrics
+from ctta_bench.model import SourceModel
+from ctta_bench.stream import ImageSet, MapSet, as_input, labels_of
+from ctta_bench.training.recipes import Recipe
+
+
+class Objective(ABC):
+    """Targets of labels, their loss, and how good a model is in %."""
+
+    measure: ClassVar[str]  # its name in records; clean_NAME is that of the written weights
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
+        """What the loss compares with; mirrored bool [n] tells which images were flipped."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """The mean cross-entropy, `smoothing` being the share of the uniform target."""
+
+    @abstractmethod
+    def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
+        """The measure in % over all images; the model is in evaluation mode."""
+
+
+def objective_of(images: ImageSet, num_classes: int, recipe: Recipe) -> Objective:
+    """The objective of a set of training images. Raises ConfigError for what it does not know."""
+    if not isinstance(images, MapSet):
+        return ClassObjective(num_classes)
+    if recipe.teacher or recipe.augmentation == "crop_flip":
+        key = "teacher" if recipe.teacher else "augmentation=crop_flip"
+        raise ConfigError(f"recipe: {key} is for classification, and these labels are maps.")
+    return MapObjective(num_classes)
+
+
+class ClassObjective(Objective):
+    """A class for each image."""
+
+    measure = "accuracy"
+
+    def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
+        """One-hot float [n, classes]. Raises DataError for a label out of range."""
+        if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
+            raise DataError(f"training images: a label is out of 0..{self.num_classes - 1}.")
+        return one_hot(labels, self.num_classes).float()
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """Over images: logits and target distributions [n, classes]."""
+        return cross_entropy(logits, targets, label_smoothing=smoothing)
+
+    def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
+        """Accuracy."""
+        hits, numbers = 0, torch.arange(len(images.labels))
+        for part in numbers.split(batch_size):
+            shown = as_input(images.load(part.numpy())).to(model.mean.device)
+            hits += int((model(shown).argmax(-1).cpu() == labels_of(images, part.numpy())).sum())
+        return 100 * hits / len(numbers)
+
+
+class MapObjective(Objective):
+    """A class for each pixel."""
+
+    measure = "miou"
+
+    def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
+        """Maps int64 [n, H, W], flipped as their images. Raises DataError for an unknown value."""
+        known = (labels < self.num_classes) | (labels == IGNORED)
+        if not bool(known.all()):
+            raise DataError(
+                f"training images: the value {int(labels[~known][0])} in a label map is none of "
+                f"0..{self.num_classes - 1}, and not {IGNORED}."
+            )
+        return torch.where(mirrored[:, None, None], labels.flip(-1), labels).long()
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """Over labelled pixels: logits [n, classes, h, w] brought to the maps' size [n, H, W]."""
+        size = (targets.shape[-2], targets.shape[-1])
+        large = interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
+        total = cross_entropy(
+            large, targets, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+        )
+        return total / (targets != IGNORED).sum().clamp(min=1)
+
+    def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
+        """Mean IoU over the classes that occur."""
+        scorer, numbers = MiouScorer(self.num_classes), np.arange(len(images.labels))
+        total = np.zeros((self.num_classes, self.num_classes + 1), np.int64)
+        for part in torch.from_numpy(numbers).split(batch_size):
+            shown = as_input(images.load(part.numpy())).to(model.mean.device)
+            found = scorer.score(model(shown), labels_of(images, part.numpy()))
+            total += found["confusion"].sum(0, dtype=np.int64)
+        return float(domain_metrics(total)["miou"] or 0.0)

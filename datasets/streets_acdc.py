@@ -1,0 +1,142 @@
+"""streets_acdc: street scenes made on the fly, in the shape of Cityscapes -> ACDC; no download.
+
+The source is clear weather; the domains are ACDC's conditions in its order. Every image is another
+scene. It depends on its domain and number alone: not on seeds of runs, workers, or what was read
+before. Classes are Cityscapes' 19, of which trains and motorcycles never occur.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.datasets.street_classes import CLASSES
+from ctta_bench.datasets.streets_scene import Scene, make_scene
+from ctta_bench.datasets.streets_weather import WEATHER
+from ctta_bench.errors import DataError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.stream import Benchmark, ImageSet, SegmentationSettings
+
+CLEAN = "clean"
+# First number of a scene's seed: no two sets share a scene.
+SETS = {"train": 1, CLEAN: 2, "fog": 3, "night": 4, "rain": 5, "snow": 6}
+IMAGES = 400  # a domain, as ACDC's training split has
+CLEAN_IMAGES, SOURCE_IMAGES, TRAINING_IMAGES = 200, 500, 3000
+
+
+class StreetsSettings(SegmentationSettings):
+    """Settings of streets_acdc: a fourth of the images, unless more are asked for."""
+
+    examples: int | None = Field(
+        100, ge=1, le=IMAGES, description="images a domain, the first ones; null: all 400"
+    )
+
+
+class Streets:
+    """The first `count` scenes of a set under its weather; label maps of twice the images' size."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name, self.count = name, count
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Zeros int64 [n]: no class belongs to a whole image."""
+        return np.zeros(self.count, np.int64)
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, 128, 256]."""
+        images = [self._image(number, scene) for number, scene in self._scenes(index)]
+        return torch.from_numpy(np.stack(images)).movedim(-1, 1).contiguous()
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 256, 512]."""
+        return torch.from_numpy(np.stack([scene.label for _, scene in self._scenes(index)]))
+
+    def _scenes(self, index: np.ndarray) -> list[tuple[int, Scene]]:
+        return [(number, scene_of(self.name, number)) for number in np.asarray(index).tolist()]
+
+    def _image(self, number: int, scene: Scene) -> NDArray[np.uint8]:
+        if self.name not in WEATHER:
+            return scene.image
+        return WEATHER[self.name](scene, np.random.default_rng((SETS[self.name], number, 1)))
+
+
+class KeptStreets(Streets):
+    """Scenes that are made once and then kept (0.13 MB each), with label maps of the images' size.
+
+    For training, which sees them epoch by epoch.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, count)
+        self.kept: dict[int, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, 128, 256]."""
+        images = [self._pair(number)[0] for number in np.asarray(index).tolist()]
+        return torch.from_numpy(np.stack(images)).movedim(-1, 1).contiguous()
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 128, 256]."""
+        return torch.from_numpy(np.stack([self._pair(n)[1] for n in np.asarray(index).tolist()]))
+
+    def _pair(self, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if number not in self.kept:
+            scene = make_scene((SETS[self.name], number))
+            self.kept[number] = (self._image(number, scene), scene.small)
+        return self.kept[number]
+
+
+_latest: dict[tuple[str, int], Scene] = {}
+KEPT = 64  # scenes: an image and its labels are asked for one after the other
+
+
+def scene_of(name: str, number: int) -> Scene:
+    """Scene `number` of a set; the latest ones are kept, since both its views are wanted."""
+    key = (name, number)
+    found = _latest.get(key)
+    if found is None:
+        found = make_scene((SETS[name], number))
+        if len(_latest) >= KEPT:
+            _latest.pop(next(iter(_latest)))
+        _latest[key] = found
+    return found
+
+
+@BENCHMARKS.register_module("streets_acdc")
+class StreetsACDC(Benchmark):
+    """Segmentation, embedded: procedural streets in fog, night, rain, snow; 400 images each."""
+
+    Settings = StreetsSettings
+    name = "streets_acdc"
+    task = "segmentation"
+    num_classes = len(CLASSES)
+    class_names = CLASSES
+    default_model = "streets_segformer"
+    decodes = True
+    provenance = f"procedural scenes and weather (version {Benchmark.version}), no photographs"
+
+    def domain_names(self) -> tuple[str, ...]:
+        """ACDC's conditions in its order."""
+        return tuple(WEATHER)
+
+    def extra_domains(self) -> tuple[str, ...]:
+        """Scenes in clear weather, as the source model knows them, but not those it saw."""
+        return (CLEAN,)
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """400 scenes in one weather; 200 clean ones."""
+        return Streets(name, CLEAN_IMAGES if name == CLEAN else IMAGES)
+
+    def source(self) -> ImageSet:
+        """The first 500 of the scenes that the source model was trained on."""
+        return Streets("train", SOURCE_IMAGES)
+
+    def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
+        """3,000 clear scenes, with labels of the images' size, and the clean ones to test on."""
+        if folder is not None:
+            raise DataError(f"{self.name}: its scenes are made, not read: leave --train-data out.")
+        return KeptStreets("train", TRAINING_IMAGES), self.domain(CLEAN)
