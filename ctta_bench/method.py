@@ -23,7 +23,7 @@ from ctta_bench.hyperparameters import (
     OptimizerHyperparameters,
     WarmupHyperparameters,
 )
-from ctta_bench.model import SourceModel
+from ctta_bench.model import SourceModel, Task
 from ctta_bench.parts.updates import (
     ema_update,
     soft_cross_entropy,
@@ -75,8 +75,8 @@ class Method:
     """Whether it learns the benchmark's labels itself: the source model need not know them."""
     stream_only: ClassVar[frozenset[str]] = frozenset()
     """Hyper-parameters that a warm-up never sees: cells that differ in these alone share one."""
-    dense: ClassVar[bool] = False
-    """Whether it is for segmentation alone: logits are maps [n, classes, H, W]."""
+    tasks: ClassVar[frozenset[Task]] = frozenset({"classification"})
+    """What it is defined for; in segmentation logits are maps [n, classes, h, w] of any size."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
     passes_per_image: ClassVar[tuple[float, float] | None] = None
@@ -85,6 +85,11 @@ class Method:
     """Hyper-parameters under which the checks of `ctta_bench.testing` see every part at work."""
     exempt: ClassVar[dict[str, str]] = {}
     """Checks of `ctta_bench.testing` that the method cannot satisfy, and why."""
+    on_segmentation: ClassVar[dict[str, Any]] = {}
+    """What `passes_per_image`, `checked_with` or `exempt` is instead where a model segments."""
+
+    source_used: int | None = None
+    """Source images that `prepare` found for the `source_samples` that it was to read."""
 
     hp: Any
     optimizer: torch.optim.Optimizer
@@ -113,6 +118,7 @@ class Method:
         self._initial: state.Node = {}
         self._started = False
         self._scaler = self._new_scaler()
+        self._check_task()
         if self.hp.warms_up:
             self.source_access = max(self.source_access, self.warmup_access, key=_ACCESS.index)
         model.requires_grad_(False).eval()
@@ -131,6 +137,10 @@ class Method:
         """What a warm-up trains, by name; all trainable parameters unless a method says less."""
         return self.trainable
 
+    def warmup_result(self) -> Mapping[str, Tensor]:
+        """What a warm-up leaves, by name: what it trains, and what a method adds (a teacher)."""
+        return self.warmup_parameters()
+
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
         """One update of a warm-up; labels int64 [n] come with labelled `warmup_access` alone."""
         assert labels is not None
@@ -140,7 +150,10 @@ class Method:
         """What follows a warm-up, once: teachers and anchors become copies of what it left."""
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Return the scored logits [n, classes] of `images` and update; each method's own."""
+        """Return the scored logits [n, classes] of `images` and update; each method's own.
+
+        On segmentation [n, classes, h, w], of any size.
+        """
         raise MethodError(f"{type(self).__name__} defines no adapt(images).")
 
     def predict(self, images: Tensor) -> Tensor:
@@ -207,6 +220,17 @@ class Method:
         if not self._started:  # or else the loaded state would be what `reset` returns to
             self.start()
         self._restore(tree)
+
+    @property
+    def segments(self) -> bool:
+        """Whether the model predicts a class for each pixel, not one for the image."""
+        return self.model.task == "segmentation"
+
+    @classmethod
+    def owes(cls, what: str, task: Task) -> Any:
+        """`passes_per_image`, `checked_with` or `exempt` on a model of this task."""
+        own = getattr(cls, what)
+        return cls.on_segmentation.get(what, own) if task == "segmentation" else own
 
     @property
     def device(self) -> torch.device:
@@ -311,6 +335,19 @@ class Method:
         return bool(torch.stack(torch._foreach_norm(gradients)).sum().isfinite())
 
     # -- how the base does it
+
+    def _check_task(self) -> None:
+        name, task = type(self).__name__, self.model.task
+        if task not in self.tasks:
+            raise MethodError(
+                f"{name} is not defined for {task} and cannot serve {self.model.name}; it is a "
+                f"method for {' and '.join(sorted(self.tasks))}."
+            )
+        if self.segments and self.hp.warms_up:
+            raise MethodError(
+                f"{name} has no warm-up that is defined for segmentation, the task of "
+                f"{self.model.name}; leave the warmup_... values out."
+            )
 
     def _restore(self, tree: state.Node) -> None:
         state.restore(self, tree, skip=_BASE)

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 
 from ctta_bench.config import preset_values, validate
 from ctta_bench.errors import MethodError
-from ctta_bench.model import SourceModel
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel, Task
 from ctta_bench.registry import METHODS
 from ctta_bench.source_models.preprocessing import recorded_preprocessing
 from ctta_bench.source_models.pretrained import build
+
+# Whose presets show a method on a model of a task, where no benchmark is named.
+PRESETS_FOR: dict[Task, str] = {"classification": "any", "segmentation": "cityscapes_acdc"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def pairs(model: str, methods: list[str]) -> Iterator[Pair]:
 def pair(name: str, model: SourceModel) -> Pair:
     """The method called `name` on a model, which it changes."""
     entry = METHODS.get(name)
-    values = preset_values(name, "default", "any")
+    values = preset_values(name, "default", PRESETS_FOR[model.task])
     try:
         method = entry(model, validate(entry.Hyperparameters, values, f"method {name}"))
     except MethodError as error:
@@ -60,6 +64,13 @@ def pair(name: str, model: SourceModel) -> Pair:
         name,
         model.name,
         trainable={key: p.numel() for key, p in method.trainable.items()},
-        scored="model" if method.scored_model is method.model else "teacher",
+        scored=_scored(method),
         source_access=method.source_access,
     )
+
+
+def _scored(method: Method) -> str:
+    try:
+        return "model" if method.scored_model is method.model else "teacher"
+    except MethodError:  # a teacher, with prompts that no plain network holds
+        return "teacher"

@@ -8,6 +8,11 @@ bias learn and are restored, so a ViT's class token and position table stay; pro
 token learn and are never restored. The teacher is no average but a copy of the student after its
 restoration, and so the student itself before the next step: no second network is kept.
 
+On segmentation, which was never released, the form is ours: masked are groups of 16 x 16 pixels
+whose prediction varies most over `views` passes of the head under dropout, in the first stage's
+embedding; the HOG of a group is reconstructed from the mean of the head's map over it; the student
+learns its own clean prediction's most likely classes.
+
 The official projection starts at random and the mask token at zero, without warm-up, and so do ours
 unless `warmup_iterations` is set: then both learn on source images, without labels, before a frozen
 network.
@@ -34,6 +39,8 @@ from ctta_bench.method import (
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.encoder import hooked
 from ctta_bench.parts.hog import CELLS, TARGETS, oriented_gradients, patch_targets
+from ctta_bench.parts.masked_maps import PIXELS, MaskedMaps, whole_groups
+from ctta_bench.parts.scales import hard_loss
 from ctta_bench.parts.teaching import StudentMethod
 from ctta_bench.registry import METHODS
 
@@ -46,14 +53,22 @@ class ContinualMAE(StudentMethod):
     checked_against = "official code"
     warmup_access = "unlabelled"
     stream_only = frozenset({"restore_probability", "min_gradient_norm", "faithful"})
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (12, 1)  # ten views, masked, clean
+    on_segmentation = {
+        "passes_per_image": (2, 1),
+        "checked_with": {"lr": 1e-4},
+        "exempt": {"permutation": "dropout, drawn for the batch in its order, chooses the mask"},
+    }
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of Continual-MAE."""
 
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
         lr: float = Field(1e-5, ge=0, description="learning rate")
-        views: int = Field(10, ge=2, description="n, augmented views that show the uncertainty")
+        views: int = Field(
+            10, ge=2, description="n, views (segmentation: head passes) for the uncertainty"
+        )
         score: Literal["channel_mean", "logit", "feature_variance"] = Field(
             "channel_mean", description="whose variance over the views is a token's uncertainty"
         )
@@ -75,18 +90,32 @@ class ContinualMAE(StudentMethod):
 
     def setup(self) -> None:
         """Adapt every weight and bias, with a projection and a mask token beside the network."""
-        self.cell = patch_side(self.model) // CELLS
-        named = self.model.network.named_parameters()
-        weights = {n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")}
+        if self.segments:
+            self.maps = self.masked_maps()
+        self.cell = (PIXELS if self.segments else patch_side(self.model)) // CELLS
+        weights = self.model.weight_parameters()
         self.remember_source(weights.values())
         self.beside = self.reconstruction()
         self.adapt_only(weights | self.beside)
         self.optimizer = self.build_optimizer()
 
+    def masked_maps(self) -> MaskedMaps:
+        """The passes of a segmentor. Raises MethodError for what is undefined on it."""
+        if self.hp.score != "channel_mean":
+            raise MethodError(
+                f"Continual-MAE's score is that of head passes under dropout on {self.model.name}, "
+                "which segments; leave `score` out."
+            )
+        return MaskedMaps(self.model, asked_by="Continual-MAE")
+
     def reconstruction(self) -> dict[str, nn.Parameter]:
         """The mask token and, unless HOG is left out, the projection."""
-        width, like = self.model.network.embed_dim, self.model.mean
-        self.mask_token = nn.Parameter(like.new_zeros(1, 1, width))
+        if self.segments:
+            embedded, width = self.maps.embedding_width, self.maps.width
+        else:
+            embedded = width = self.model.network.embed_dim
+        like = self.model.mean
+        self.mask_token = nn.Parameter(like.new_zeros(1, 1, embedded))
         found = {"mask_token": self.mask_token}
         if self.hp.hog_ratio:
             self.projection = nn.Linear(width, TARGETS)
@@ -111,11 +140,9 @@ class ContinualMAE(StudentMethod):
     def adapt(self, images: Tensor) -> Tensor:
         """One step from the masked images towards the clean prediction, which is returned."""
         images = self.resized(images)
-        mask = self.mask(images)
-        with torch.no_grad():
-            target = self.model(images)
+        target, mask = self.look(images)
         logits, tokens = self.masked_pass(images, mask)
-        loss = soft_cross_entropy(logits, target).mean()
+        loss = self.consistency(logits, target)
         if self.hp.hog_ratio and bool(mask.any()):
             loss = loss + self.hp.hog_ratio * self.reconstruction_loss(tokens, images, mask)
         if self.learn(loss):
@@ -130,9 +157,27 @@ class ContinualMAE(StudentMethod):
         return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
     @torch.no_grad()
+    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The clean prediction, and the mask."""
+        if self.segments:
+            target, uncertainty = self.maps.look(images, self.hp.views)
+            return target, self.most(uncertainty)
+        mask = self.mask(images)
+        return self.model(images), mask
+
+    def consistency(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy against the clean prediction, of pixels against its argmax."""
+        if self.segments:
+            return hard_loss(logits, target)
+        return soft_cross_entropy(logits, target).mean()
+
+    @torch.no_grad()
     def mask(self, images: Tensor) -> Tensor:
         """The most uncertain patches of each image, int(ρ N) of N, as bool [n, N]."""
-        uncertainty = self.uncertainty(images)
+        return self.most(self.uncertainty(images))
+
+    def most(self, uncertainty: Tensor) -> Tensor:
+        """The int(ρ N) largest of each row of [n, N], as bool."""
         count = int(self.hp.mask_ratio * uncertainty.shape[1])
         chosen = uncertainty.argsort(dim=1, descending=True, stable=True)[:, :count]
         return torch.zeros_like(uncertainty, dtype=torch.bool).scatter_(1, chosen, True)
@@ -152,7 +197,14 @@ class ContinualMAE(StudentMethod):
         return self.model.classifier(tokens) if self.hp.score == "logit" else tokens
 
     def masked_pass(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` with the mask token for the embedding of masked patches [n, N]."""
+        """`forward` with the mask token for the embedding of masked patches [n, N].
+
+        On segmentation the tokens are the head's means over the groups.
+        """
+        if self.segments:
+            torch.clear_autocast_cache()
+            logits, groups = self.maps.masked_pass(images, mask, self.mask_token)
+            return logits, groups.to(images.dtype)
 
         def hide(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
             hidden = mask.view(*embedded.shape[:-1], 1)  # before the position is added
@@ -175,6 +227,7 @@ class ContinualMAE(StudentMethod):
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """Mean square error of the projected masked tokens against their patches' histograms."""
+        images = whole_groups(images) if self.segments else images
         target = patch_targets(oriented_gradients(images, self.cell))[mask]
         return mse_loss(self.projection(tokens[mask]).to(target.dtype), target)
 

@@ -6,10 +6,17 @@ the paper says nothing (`loss: symmetric`). Only tensors named weight or bias le
 restored, so a ViT's class token and position table stay. On BatchNorm all three networks normalise
 by the batch.
 
+On segmentation, as in the official code for ACDC, views are the images at seven scales, each with
+its mirror image; the threshold is that of each pixel, below which the mean of the views'
+probabilities stands for the teacher's plain ones; the student learns the most likely class. All
+BatchNorm keeps the source's statistics. One view is the teacher alone, without an anchor.
+
 Differs from the official code, unless `faithful: true`: forward passes that are not used are left
 out (theirs always makes the plain one, and in its CIFAR form all views), and a gradient that is
 rounding noise takes no step: while teacher and student are equal, that of the cross-entropy is
-zero, and Adam would make full steps of it.
+zero, and Adam would make full steps of it. Not reproduced on segmentation: thirteen views of the
+anchor that nobody reads, windows of 1,024 pixels, and an Adam made anew at every domain and round,
+whose borders a method must not know.
 """
 
 from collections.abc import Iterable
@@ -21,6 +28,7 @@ from torch import Tensor
 
 from ctta_bench.method import OptimizerHyperparameters, ema_update
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.scales import MapHyperparameters, first_views
 from ctta_bench.parts.teaching import StudentMethod, at_least_float32
 from ctta_bench.registry import METHODS
 
@@ -31,19 +39,25 @@ class CoTTA(StudentMethod):
 
     paper = "https://arxiv.org/abs/2203.13591"
     checked_against = "official code"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (3, 1)  # and `views` - 1 more where the anchor is unsure
     checked_with = {"loss": "symmetric", "confidence_threshold": 0.0}  # no view, yet a gradient
+    on_segmentation = {
+        "passes_per_image": (5, 1),  # three views, the anchor, the student; up to 14 views
+        "checked_with": {"views": 3, "confidence_threshold": 0.3, "lr": 1e-4},
+        "exempt": {"learning_rate_zero_is_source": "scores are averaged over views"},
+    }
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of CoTTA."""
 
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
         loss: Literal["cross_entropy", "symmetric"] = Field(
             "cross_entropy", description="towards the teacher, or the mean of both directions"
         )
-        views: int = Field(32, ge=1, description="N, augmented views")
+        views: int = Field(32, ge=1, description="N, augmented views; segmentation: 1 to 14")
         confidence_threshold: float = Field(
-            0.92, ge=0, description="p_th: views below this mean confidence of the source model"
+            0.92, ge=0, description="p_th: views below this (mean) confidence of the source model"
         )
         teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher")
         restore_probability: float = Field(0.01, ge=0, le=1, description="p of a restoration")
@@ -52,9 +66,11 @@ class CoTTA(StudentMethod):
 
     def setup(self) -> None:
         """Adapt every weight and bias; copy teacher and anchor."""
-        self.batch_dependent = self.model.use_batch_statistics()
-        named = self.model.network.named_parameters()
-        self.adapt_only({n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")})
+        self.check_loss()
+        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
+        if self.segments:
+            self.views = first_views(self.hp.views, asked_by="CoTTA")
+        self.adapt_only(self.model.weight_parameters())
         self.optimizer = self.build_optimizer()
         self.teacher, self.anchor = self.frozen_copy(), self.frozen_copy()
         source = dict(self.anchor.network.named_parameters())
@@ -62,16 +78,20 @@ class CoTTA(StudentMethod):
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the teacher, which follows; returns its logits from before."""
-        logits = self.model(images)
-        target = self.predict(images)
-        if self.learn(self.objective(logits, target)):
+        target = self.predict(images)  # first: with the student's activations there is less room
+        if self.learn(self.objective(self.model(images), target)):
             ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
             self.restore()  # after the average, which sees the restored values a batch later
         return target
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """The teacher's logits, averaged over views if the anchor's mean confidence is low."""
+        """The teacher's logits, averaged over views if the anchor's mean confidence is low.
+
+        On segmentation log-probabilities, averaged where it is.
+        """
+        if self.segments:
+            return self.labelled(images, self.views)[0]
         confidence = self.anchor(images).softmax(-1).amax(-1).mean()
         unsure = bool(confidence < self.hp.confidence_threshold)
         if self.hp.faithful:
@@ -95,5 +115,6 @@ def calibrated_threshold(model: SourceModel, batches: Iterable[Tensor]) -> float
 
     This is the paper's recipe; its published values are those of its convolutional networks.
     """
-    confidences = torch.cat([model(images).softmax(-1).amax(-1) for images in batches])
+    seen = (model.rows(model(images)) for images in batches)
+    confidences = torch.cat([rows.softmax(-1).amax(-1) for rows in seen])
     return float(confidences.float().quantile(0.05)) - 0.05

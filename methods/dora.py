@@ -49,6 +49,7 @@ class DoRA(AlignmentMethod):
 
     paper = "https://arxiv.org/abs/2402.09353"
     checked_against = "second implementation"
+    passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
 

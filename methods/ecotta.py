@@ -5,11 +5,12 @@ The encoder is cut into K parts F_k. On a convolutional network each of its stag
 x̃_k = BN(F_k(x̃_{k-1})) + ReLU(BN(Conv(x̃_{k-1}))). A transformer's form is ours, for none was ever
 published: x̃_k = a ⊙ F_k(x̃_{k-1}) + b + c ⊙ ReLU(LN(W x̃_{k-1})), with a = 1, b = 0 and c = 0 at the
 start, which is the source model to the bit. On a convolutional network the meta parts start at
-random, and so need the warm-up.
+random, and so need the warm-up. On segmentation, ours too, a part is a stage of the encoder, whose
+width and map change inside: W sees F_k(x̃_{k-1}) itself; BatchNorm keeps the source's statistics.
 
-The loss is the entropy of the images below 0.4 ln C plus λ Σ R_k, where R_k is the mean absolute
-distance of x̃_k from F_k(x̃_{k-1}); R_k moves its own part alone. The paper takes one step on both;
-the community's code one on each, and scores the forward pass between them (`steps: two`).
+The loss is the entropy of the images, or pixels, below 0.4 ln C plus λ Σ R_k, where R_k is the
+mean absolute distance of x̃_k from F_k(x̃_{k-1}); R_k moves its own part alone. The paper takes one
+step on both; the community's code one on each, and scores the pass between them (`steps: two`).
 
 Differs from the community's code, unless `faithful: true`: an empty selection moves nothing (theirs
 takes a momentum step), and stored BatchNorm statistics, which nothing reads, stay as they are.
@@ -57,6 +58,15 @@ class TokenMeta(nn.Module):
         return self.scale * output + self.shift + self.gate * branch
 
 
+class StageMeta(TokenMeta):
+    """The same on maps [n, width, h, w] of a stage: a ⊙ F(x) + b + c ⊙ ReLU(LN(W F(x)))."""
+
+    def forward(self, output: Tensor, entered: Tensor) -> Tensor:
+        """The stage's adapted output, from its frozen one alone."""
+        places = output.movedim(1, -1)
+        return super().forward(places, places).movedim(-1, 1)
+
+
 class MapMeta(nn.Module):
     """BN(F(x)) + ReLU(BN(Conv(x))) on feature maps [n, channels, h, w]."""
 
@@ -79,6 +89,7 @@ class EcoTTA(Method):
     checked_against = "second implementation"
     warmup_access = "labelled"
     stream_only = frozenset({"regularizer", "margin", "steps"})
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
     checked_with = {"margin": 1.1}  # every image is below it
 
@@ -108,8 +119,11 @@ class EcoTTA(Method):
         if convolutional:
             self.probe()
         self.use_statistics_of_the_batch()
-        for part, (first, _) in zip(self.each_part(), ends, strict=True):
-            meta = self.map_meta(part) if convolutional else self.token_meta(first)
+        for part, (first, last) in zip(self.each_part(), ends, strict=True):
+            if self.segments:
+                meta: nn.Module = StageMeta(*self.sizes(last.get_submodule("norm")))
+            else:
+                meta = self.map_meta(part) if convolutional else self.token_meta(first)
             part.meta = meta.to(self.model.mean)
             part.through_frozen = self.hp.grad_through_frozen
         self.adapt_only(dict(self.parts.named_parameters()))
@@ -124,6 +138,8 @@ class EcoTTA(Method):
 
     def use_statistics_of_the_batch(self) -> None:
         """For frozen BatchNorms; only the faithful form goes on moving what they have stored."""
+        if self.segments:
+            return
         if self.hp.faithful:
             norms = [m for m in self.model.network.modules() if isinstance(m, BATCH_NORMS)]
             self.batch_dependent = bool([norm.train() for norm in norms])
@@ -132,9 +148,14 @@ class EcoTTA(Method):
 
     def token_meta(self, block: nn.Module) -> TokenMeta:
         """The meta part of a run of transformer blocks of one width, that of their norms."""
-        norm = next(m for m in block.modules() if isinstance(m, nn.LayerNorm))
-        gate = GATE_WITH_WARMUP if self.hp.warms_up else 0.0
-        return TokenMeta(norm.normalized_shape[-1], gate)
+        return TokenMeta(
+            *self.sizes(next(m for m in block.modules() if isinstance(m, nn.LayerNorm)))
+        )
+
+    def sizes(self, norm: nn.Module) -> tuple[int, float]:
+        """Width, that of a norm layer, and first gate of a meta part."""
+        assert isinstance(norm, nn.LayerNorm)
+        return norm.normalized_shape[-1], GATE_WITH_WARMUP if self.hp.warms_up else 0.0
 
     def map_meta(self, part: Part) -> MapMeta:
         """The meta part of a convolutional stage, of the shapes that the probe showed."""
@@ -163,8 +184,8 @@ class EcoTTA(Method):
         return logits
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the images below H0; nan if there are none."""
-        entropy = softmax_entropy(logits)
+        """Mean entropy of the images, or pixels, below H0; nan if there are none."""
+        entropy = softmax_entropy(self.model.rows(logits))
         return entropy[entropy < self.margin].mean()
 
     def distance(self) -> Tensor:

@@ -21,6 +21,7 @@ class LoRA(AlignmentMethod):
 
     paper = "https://arxiv.org/abs/2106.09685"
     checked_against = "second implementation"
+    passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
 

@@ -163,6 +163,7 @@ class PAID(AlignmentMethod):
 
     paper = "https://neurips.cc/virtual/2025 (PAID)"
     checked_against = "official code"
+    passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
 
@@ -188,10 +189,10 @@ class PAID(AlignmentMethod):
         """Decompose a weight; m, U or V learn as the component says."""
         return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init, hp.side)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Features [n, d] of images, with gradient."""
+    def passed(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features with gradient, and logits, of one pass."""
         with rotated_together(weight for _, weight in self.directions()):
-            return super().features(images)
+            return super().passed(images)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:
         """The decomposed weights by name, for the analysis of their geometry."""

@@ -1,7 +1,9 @@
 """Pseudo-label (Lee, 2013) as a test-time method: cross-entropy against the model's own argmax.
 
 No official code exists for this setting: everything but the loss is TENT's, so that the two rows
-of a table differ by one thing. With a threshold of 0 every image takes part.
+of a table differ by one thing. With a threshold of 0 every image takes part. On segmentation the
+pixels of the logits are the samples (with `output_scale`, those of enlarged logits, as in the codes
+for ACDC that call this loss TENT), and BatchNorm keeps the source's statistics.
 """
 
 import torch
@@ -9,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters
+from ctta_bench.parts.scales import MapHyperparameters, enlarged
 from ctta_bench.registry import METHODS
 
 
@@ -18,27 +21,29 @@ class PseudoLabel(Method):
 
     paper = "Lee, ICML 2013 workshop on challenges in representation learning"
     checked_against = "the formula alone"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of Pseudo-label."""
 
         threshold: float = Field(
-            0.0, ge=0, le=1, description="images of a higher maximum probability take part"
+            0.0, ge=0, le=1, description="samples of a higher maximum probability take part"
         )
         parameters: str = Field("norm", pattern="^(norm|all)$", description="what is adapted")
 
     def setup(self) -> None:
         """Adapt the norm layers, or the whole network."""
-        self.batch_dependent = self.model.use_batch_statistics()
+        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
         everything = dict(self.model.network.named_parameters())
         self.adapt_only(everything if self.hp.parameters == "all" else self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on -log p of the predicted class; returns the logits before it."""
-        logits = self.model(images)
-        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        logits = enlarged(self.model(images), images, self.hp.output_scale)
+        rows = self.model.rows(logits)
+        log_p = rows.log_softmax(-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         confidence = log_p.max(-1).values  # log-probability of the pseudo-label
         kept = confidence.detach().exp() > self.hp.threshold
         self.step(-confidence[kept].mean())

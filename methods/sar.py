@@ -5,6 +5,9 @@ the moving average and the optimiser's momentum, the threshold of the recovery i
 one (theirs is always 0.2), and a batch without reliable images moves nothing (theirs still takes
 momentum steps). `faithful: mariodoebler` is the second implementation, which clears the average
 and heeds the threshold but shares the rest. Layers are skipped by position, not by name.
+
+On segmentation, for which nothing was published, pixels of the logits are the samples; the last of
+four stages stays frozen, and so does what follows. BatchNorm keeps the source's statistics.
 """
 
 import math
@@ -24,6 +27,7 @@ class SAR(Method):
 
     paper = "https://arxiv.org/abs/2302.12400"
     checked_against = "official code"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (2, 2)
     checked_with = {"margin": 10.0}  # every image is reliable
 
@@ -42,11 +46,8 @@ class SAR(Method):
 
     def setup(self) -> None:
         """Adapt the norm layers but those of the last blocks and the final one."""
-        self.batch_dependent = self.model.use_batch_statistics()
-        skipped = self.hp.skip_last_blocks
-        if skipped is None:
-            skipped = math.ceil(len(self.model.blocks) / 4)
-        self.adapt_only(self.model.norm_parameters(skip_last_blocks=skipped, skip_final=True))
+        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
+        self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
         self.optimizer = self.build_optimizer()
         self.margin = self.hp.margin * math.log(self.model.num_classes)
         self.threshold = 0.2 if self.hp.faithful is True else self.hp.recovery_threshold
@@ -55,13 +56,13 @@ class SAR(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """Two passes: ascend to the sharpest near point, descend from there; scores the first."""
         logits = self.model(images)
-        entropy = softmax_entropy(logits)
+        entropy = softmax_entropy(self.model.rows(logits))
         reliable = entropy < self.margin
         guard = not self.hp.faithful
         if not self.backward(entropy[reliable].mean(), guard=guard):
             return logits
         self.ascend()
-        entropy = softmax_entropy(self.model(images))[reliable]
+        entropy = softmax_entropy(self.model.rows(self.model(images)))[reliable]
         loss = entropy[entropy < self.margin].mean()
         self.optimizer_zero_grad()
         stepped = self.backward(loss, guard=guard)

@@ -12,6 +12,7 @@ class Source(Method):
     """The unadapted source model in evaluation mode."""
 
     checked_against = "the model itself"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 0)
 
     def adapt(self, images: Tensor) -> Tensor:

@@ -12,13 +12,9 @@ pixels). Labels and scores have `output_scale` times the size of the images, as 
 pictures that enter as 540 x 960 have there.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, interpolate
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import (
@@ -28,6 +24,7 @@ from ctta_bench.method import (
     stochastic_restore,
 )
 from ctta_bench.model import SourceModel
+from ctta_bench.parts.dropping import check_dropout, dropping
 from ctta_bench.parts.placed_prompts import (
     dropout_uncertainty,
     most_uncertain,
@@ -35,9 +32,18 @@ from ctta_bench.parts.placed_prompts import (
     prompt_image,
     prompt_momentum,
 )
+from ctta_bench.parts.scales import (
+    averaged,
+    confident,
+    hard_loss,
+    rescaled,
+    resized,
+    scaled_size,
+    seen_over,
+    views_at,
+    where_sure,
+)
 from ctta_bench.registry import METHODS
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 @METHODS.register_module("svdp")
@@ -46,11 +52,14 @@ class SVDP(Method):
 
     paper = "https://arxiv.org/abs/2303.09792"
     checked_against = "official code (the prompt)"
-    dense = True
-    passes_per_image = (17, 1)  # uncertainty, 14 views of the teacher, anchor, student
+    tasks = frozenset({"segmentation"})
+    # Uncertainty, four views of the teacher (14 by default), anchor, student.
+    passes_per_image = (7, 1)
     checked_with = {
-        "image_size": (16, 16),
-        "density": 0.05,
+        "image_size": (32, 32),
+        "scales": (1.0, 1.5),
+        "output_scale": 0.5,
+        "density": 0.02,
         "train_prompt": True,
         "lr": 1e-3,
         "lr_prompt": 1e-3,
@@ -105,14 +114,8 @@ class SVDP(Method):
         return prompt_count(height, width, self.hp.density)
 
     def check_network(self) -> None:
-        """Raise MethodError for what is no segmentor, or has no room for a prompted pixel."""
-        head = getattr(self.model.network, "decode_head", None)
-        dropouts = [m for m in head.modules() if isinstance(m, DROPOUTS)] if head else []
-        if not dropouts or not hasattr(self.model.network, "backbone"):
-            raise MethodError(
-                f"SVDP is for segmentation and cannot serve {self.model.name}: it needs a network "
-                "with a `backbone` and a `decode_head` that holds dropout, whose logits are maps."
-            )
+        """Raise MethodError where nothing is uncertain, or has no room for a prompted pixel."""
+        check_dropout(self.model, asked_by="SVDP")
         if self.model.preprocessing.size is not None:
             raise MethodError(
                 f"SVDP shows {self.model.name} images at several scales, but the model resizes all "
@@ -129,8 +132,7 @@ class SVDP(Method):
         uncertainty = self.uncertainty(images)
         logits = self.label(images, uncertainty)
         shown = images + self.prompts(self.prompt, uncertainty, 1.0)
-        predicted = self.enlarged(self.model(shown))
-        if self.step(cross_entropy(predicted, logits.argmax(1))):
+        if self.step(hard_loss(self.model(shown), logits)):
             self.follow(uncertainty)
         return logits
 
@@ -168,31 +170,23 @@ class SVDP(Method):
                 f"SVDP got images of {images.shape[-2]} x {images.shape[-1]} pixels, but its "
                 f"prompt is for {self.hp.image_size[0]} x {self.hp.image_size[1]}; set image_size."
             )
-        network = self.teacher.network
-        features = network.backbone(self.teacher.preprocess(images))
-        self.passes.forward_images += len(images)
-        with dropping(network.decode_head, self.hp.dropout):
+        maps, size = self.teacher.feature_maps(images), self.size(self.hp.output_scale)
+        with dropping(self.teacher, self.hp.dropout):
             return dropout_uncertainty(
-                self.enlarged(network.decode_head(features)).softmax(1)
+                resized(self.teacher.decode(maps), size).softmax(1)
                 for _ in range(self.hp.dropout_passes)
             )
 
     @torch.no_grad()
     def label(self, images: Tensor, uncertainty: Tensor) -> Tensor:
         """Log-probabilities: of the plain view where the anchor is sure, elsewhere of all views."""
-        confidence = self.enlarged(self.anchor(images)).softmax(1).amax(1, keepdim=True)
-        plain, total = torch.zeros(()), torch.zeros(())
-        for scale in self.hp.scales:
-            size = self.size(scale)
-            shown = interpolate(images, size=size, mode="bilinear", align_corners=False)
-            shown = shown + self.prompts(self.teacher_prompt, uncertainty, scale)
-            view = self.enlarged(self.teacher(shown)).softmax(1)
-            mirrored = self.enlarged(self.teacher(shown.flip(-1))).softmax(1).flip(-1)
-            plain = view if scale == 1.0 else plain
-            total = total + view + mirrored
-        mean = total / (2 * len(self.hp.scales))
-        chosen = torch.where(confidence > self.hp.anchor_confidence, plain, mean)
-        return chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log()
+        size = self.size(self.hp.output_scale)
+
+        def show(scale: float) -> Tensor:
+            return rescaled(images, scale) + self.prompts(self.teacher_prompt, uncertainty, scale)
+
+        over = averaged(seen_over(views_at(self.hp.scales), show, self.teacher, size))
+        return where_sure(over, confident(self.anchor(images), size, self.hp.anchor_confidence))
 
     def prompts(self, prompt: Tensor, uncertainty: Tensor, scale: float) -> Tensor:
         """What is added to images at a scale, [n, 3, h, w]: a prompt of normalised values."""
@@ -205,26 +199,4 @@ class SVDP(Method):
 
     def size(self, scale: float) -> tuple[int, int]:
         """Height and width of the images at a scale."""
-        height, width = self.hp.image_size
-        return round(height * scale), round(width * scale)
-
-    def enlarged(self, logits: Tensor) -> Tensor:
-        """Logits at the size of labels, in float32 or better."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        size = self.size(self.hp.output_scale)
-        return interpolate(logits, size=size, mode="bilinear", align_corners=False)
-
-
-@contextlib.contextmanager
-def dropping(head: nn.Module, share: float) -> Iterator[None]:
-    """Let every dropout of a head in evaluation mode drop single values."""
-
-    def drop(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        return dropout(inputs[0], share, training=True)
-
-    handles = [m.register_forward_hook(drop) for m in head.modules() if isinstance(m, DROPOUTS)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        return scaled_size(self.hp.image_size, scale)

@@ -3,12 +3,21 @@
 Official code: DequanWang/tent (BatchNorm); its LayerNorm form is that of mr-eggplant/SAR. On a
 network with BatchNorm the batch's statistics replace the source's, as in the official code. The
 scored logits are those of the forward pass before the update.
+
+On segmentation the entropy is that of each pixel of the logits, and BatchNorm keeps the source's
+statistics. What codes for ACDC (of CoTTA, SVDP) call TENT is the cross-entropy against the model's
+own argmax at the labels' size: `loss: hard`. They predict twice by equal passes, one of which is
+left out here, and make Adam anew at every domain and round: borders that a method must not know.
 """
+
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.errors import MethodError
+from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.scales import MapHyperparameters, enlarged, hard_loss
 from ctta_bench.registry import METHODS
 
 
@@ -18,17 +27,28 @@ class Tent(Method):
 
     paper = "https://arxiv.org/abs/2006.10726"
     checked_against = "official code"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of TENT."""
 
         steps: int = Field(1, ge=1, description="updates a batch; the last forward is scored")
         episodic: bool = Field(False, description="reset before every batch")
+        loss: Literal["entropy", "hard"] = Field(
+            "entropy",
+            description="or, segmentation: cross-entropy against the own argmax",
+            json_schema_extra=NEWER,
+        )
 
     def setup(self) -> None:
         """Adapt the affine parameters of every norm layer."""
-        self.batch_dependent = self.model.use_batch_statistics()
+        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
+        if self.hp.loss == "hard" and not self.segments:
+            raise MethodError(
+                f"Tent's loss: hard is for segmentation; on {self.model.name}, which classifies, "
+                "the method of that loss is pseudo_label."
+            )
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
@@ -37,6 +57,12 @@ class Tent(Method):
         if self.hp.episodic:
             self.reset()
         for _ in range(self.hp.steps):
-            logits = self.model(images)
-            self.step(softmax_entropy(logits).mean())
+            logits = enlarged(self.model(images), images, self.hp.output_scale)
+            self.step(self.objective(logits))
         return logits
+
+    def objective(self, logits: Tensor) -> Tensor:
+        """Mean entropy of images or pixels, or their cross-entropy against the own argmax."""
+        if self.hp.loss == "hard":
+            return hard_loss(logits, logits.detach())
+        return softmax_entropy(self.model.rows(logits)).mean()

@@ -8,6 +8,9 @@ image has other colours, blur and noise. ω is held where it was at the end of t
 λ Σ Λ_i (ω_i - ω*_i)², with Λ the importance of its values along their way (as in synaptic
 intelligence). A new domain is noticed by a jump of the mean confidence. The scored logits are those
 of the prompted image before the update.
+
+On segmentation the flow is that of SVDP with these patches, before a frozen network: the teacher's
+prompts on the images themselves give the scores and the hard labels of both prompts.
 """
 
 import math
@@ -27,6 +30,7 @@ from ctta_bench.method import (
 )
 from ctta_bench.parts.augment import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.parts.importance import PathImportance
+from ctta_bench.parts.scales import MapHyperparameters, enlarged, hard_loss
 from ctta_bench.registry import METHODS
 
 PATCHES = 3  # a prompt
@@ -40,10 +44,11 @@ class VDP(Method):
 
     paper = "https://arxiv.org/abs/2212.04145"
     checked_against = "the paper's formulas alone"
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (2, 1)
     checked_with = {"patch_size": 4}  # the images of the checks are small
 
-    class Hyperparameters(OptimizerHyperparameters):
+    class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of VDP."""
 
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
@@ -88,19 +93,38 @@ class VDP(Method):
             )
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step of both prompts towards the teacher; returns the logits from before it."""
+        """One step of both prompts towards the teacher; returns the logits from before it.
+
+        On segmentation these are the teacher's.
+        """
         images = self.resized(images)
-        logits = self.model(images + self.prompt_image(images, self.specific, self.agnostic))
-        self.notice_domain(logits)
-        with torch.no_grad():
-            target = self.model(recoloured(images) + self.prompt_image(images, *self.teacher))
+        target = self.target(images)
+        logits = self.prompted(images, self.specific, self.agnostic)
+        self.notice_domain(self.model.rows(logits))
+        if self.segments:
+            self.learn(hard_loss(logits, target))
+            return target
         self.learn(soft_cross_entropy(logits, target).mean())
         return logits
 
+    @torch.no_grad()
+    def target(self, images: Tensor) -> Tensor:
+        """What the teacher says: of other colours, on segmentation of the images themselves."""
+        if self.segments:
+            logits = self.prompted(images, *self.teacher)
+            return enlarged(logits, images, self.hp.output_scale)
+        return self.model(recoloured(images) + self.prompt_image(images, *self.teacher))
+
     def predict(self, images: Tensor) -> Tensor:
-        """Logits of the prompted images."""
+        """Logits of the prompted images; on segmentation under the teacher's prompts."""
         images = self.resized(images)
-        return self.model(images + self.prompt_image(images, self.specific, self.agnostic))
+        if self.segments:
+            return self.target(images)
+        return self.prompted(images, self.specific, self.agnostic)
+
+    def prompted(self, images: Tensor, specific: Tensor, agnostic: Tensor) -> Tensor:
+        """Logits of images under two prompts."""
+        return self.model(images + self.prompt_image(images, specific, agnostic))
 
     def resized(self, images: Tensor) -> Tensor:
         """Images at the network's input size, to whose pixels the prompts belong."""

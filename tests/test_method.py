@@ -27,7 +27,7 @@ from tests.methods import (
     toy,
 )
 
-ALL = [name for name in METHODS.names() if not METHODS.get(name).dense]
+ALL = [name for name in METHODS.names() if "classification" in METHODS.get(name).tasks]
 # Those that take one gradient step on every batch and score the logits before it.
 STEPPING = (
     "pseudo_label",
@@ -41,6 +41,7 @@ STEPPING = (
     "ecotta",
     "rdumb",
     "cmae",
+    "deyo",
 )
 FAST = {"lr": 0.01}
 # Steps that a toy model shows, and thresholds of SAR and EATA out of the way: every image is
@@ -61,6 +62,9 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "rotta": FAST | {"memory_size": 8, "update_every": 6, "teacher_rate": 0.5},
     "rdumb": FAST | {"margin": 1.0, "max_similarity": 2.0, "reset_every": 5},
     "cmae": FAST | {"views": 2},
+    "deyo": FAST | {"max_entropy": 10.0, "min_drop": -1.0},
+    "roid": FAST,
+    "cmf": FAST,
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -270,6 +274,7 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("ecotta", 1, 1),
         ("vdp", 2, 1),
         ("cmae", 4, 1),
+        ("deyo", 2, 1),
         ("dept", 4, 1),
     ],
 )

@@ -2,6 +2,10 @@
 
 PAID and its controls LoRA and DoRA are the same method with another weight adapter, so that a
 comparison of them changes one thing.
+
+On segmentation, for which no code was published, the features are the places of the encoder's
+stages (`stages`, the deepest alone unless it is said), so that a single image has a deviation, too.
+The source's are by default moments of each image, averaged.
 """
 
 import contextlib
@@ -9,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
@@ -22,6 +26,7 @@ from ctta_bench.parts.moments import (
     alignment_loss,
     filter_limit,
     moment_distance,
+    place_statistics,
     source_statistics,
 )
 from ctta_bench.source_models.weights import fingerprint
@@ -42,6 +47,11 @@ class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         description="whose features: of the source weights, or after the warm-up",
         json_schema_extra=NEWER,
     )
+    stats_preproc: Literal["stream", "official"] = Field(
+        "stream",
+        description="pre-processing of their images: the stream's, or what the weights know",
+        json_schema_extra=NEWER,
+    )
     warmup_optimizer: Literal["sgd", "adamw"] = Field(
         "sgd", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
     )
@@ -57,14 +67,25 @@ class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
     single_image: Literal["skip", "ema", "error"] = Field(
         "skip", description="one image: no deviation term, running moments, or an error"
     )
+    stages: str = Field(
+        "4",
+        pattern="^[1-4]+$",
+        description="segmentation: stages whose maps are aligned, a loss for each",
+        json_schema_extra=NEWER,
+    )
+    source_moments: Literal["per_image", "pooled"] = Field(
+        "per_image",
+        description="segmentation: source statistics averaged over images, or of all places",
+        json_schema_extra=NEWER,
+    )
     faithful: bool = Field(False, description="reproduce the faults of PAID's official code")
 
-    @field_validator("layers")
+    @field_validator("layers", "stages")
     @classmethod
-    def _each_role_once(cls, roles: str) -> str:
-        if len(set(roles)) != len(roles):
-            raise ValueError("names a role twice")
-        return roles
+    def _each_once(cls, letters: str, info: ValidationInfo) -> str:
+        if len(set(letters)) != len(letters):
+            raise ValueError(f"names a {'role' if info.field_name == 'layers' else 'stage'} twice")
+        return letters
 
 
 class LowRankHyperparameters(AlignmentHyperparameters):
@@ -77,12 +98,14 @@ class LowRankHyperparameters(AlignmentHyperparameters):
 class AlignmentMethod(Method):
     """Adapts linear layers by aligning the batch's features with the source's, a step a batch."""
 
+    tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
     stream_only = frozenset(
         {"std_weight", "source_samples", "entropy_filter", "statistics_model", "chunks"}
-        | {"single_image", "faithful", "two_pass"}
+        | {"stats_preproc"}
+        | {"single_image", "faithful", "two_pass", "stages", "source_moments"}
     )
 
     class Hyperparameters(AlignmentHyperparameters):
@@ -96,6 +119,11 @@ class AlignmentMethod(Method):
     def setup(self) -> None:
         """Swap adapters into the selected layers; only they learn."""
         hp = self.hp
+        if self.segments and hp.entropy_filter:
+            raise MethodError(
+                f"{type(self).__name__} has no entropy filter that is defined for segmentation, "
+                f"the task of {self.model.name}; set entropy_filter: false."
+            )
         parameters = inject(
             self.model,
             hp.layers,
@@ -117,16 +145,45 @@ class AlignmentMethod(Method):
             "entropy_filter": self.hp.entropy_filter,
             "adapters": "" if of_source else fingerprint(nn.ParameterDict(self._plain_names())),
         }
-        with bypassed(self.model) if of_source else contextlib.nullcontext():
+        if self.segments:
+            facts |= {"stages": self.hp.stages, "moments": self.hp.source_moments}
+        normalised = self.hp.stats_preproc == "official"
+        if normalised:
+            facts["normalised"] = self.model.trained_preprocessing().record()
+        with (
+            bypassed(self.model) if of_source else contextlib.nullcontext(),
+            self.model.fed_as_trained() if normalised else contextlib.nullcontext(),
+        ):
             found = source.once("statistics", facts, lambda: self._statistics(source))
-        mean, std = found["mean"].to(self.device), found["std"].to(self.device)
-        self.source = SourceStatistics(mean, std, int(found["images"]))
-        self.running = RunningMoments(self.source) if self.hp.single_image == "ema" else None
+        images, places = int(found["images"]), sum(name.startswith("mean") for name in found)
+        self.source_used = images
+        self.sources = [
+            SourceStatistics(
+                found[f"mean{n}"].to(self.device), found[f"std{n}"].to(self.device), images
+            )
+            for n in ["", *map(str, range(1, places))]
+        ]
+        self.runnings = [
+            RunningMoments(source) if self.hp.single_image == "ema" else None
+            for source in self.sources
+        ]
+
+    @property
+    def source(self) -> SourceStatistics:
+        """The statistics of the source's features, of the first stage where there are several."""
+        return self.sources[0]
+
+    @property
+    def running(self) -> RunningMoments | None:
+        """The running moments beside `source`, if there are any."""
+        return self.runnings[0]
 
     def _plain_names(self) -> dict[str, nn.Parameter]:
         return {name.replace(".", "/"): value for name, value in self.trainable.items()}
 
     def _statistics(self, source: Any) -> dict[str, Tensor]:
+        if self.segments:
+            return self._map_statistics(source)
         limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
         found = source_statistics(
             self.model,
@@ -136,6 +193,19 @@ class AlignmentMethod(Method):
         )
         images = torch.tensor(found.images)
         return {"mean": found.mean, "std": found.std, "images": images}
+
+    def _map_statistics(self, source: Any) -> dict[str, Tensor]:
+        found = place_statistics(
+            lambda image: self.passed(image)[0],
+            source.batches(1),  # by image, and large ones fit
+            samples=self.hp.source_samples,
+            pooled=self.hp.source_moments == "pooled",
+        )
+        tensors = {"images": torch.tensor(found[0].images)}
+        for number, of_stage in enumerate(found):
+            name = str(number or "")
+            tensors |= {f"mean{name}": of_stage.mean, f"std{name}": of_stage.std}
+        return tensors
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the source statistics; returns the logits from before it."""
@@ -152,11 +222,10 @@ class AlignmentMethod(Method):
         divisor = self.hp.chunks if self.hp.faithful else len(parts)
         scored, finite = [], True
         for part in parts:
-            features = self.features(part)
-            with torch.no_grad():
-                scored.append(self.model.head(features))
+            features, logits = self.passed(part)
+            scored.append(logits)
             finite = finite and self.backward(
-                self.objective(features) / divisor, guard=not self.hp.faithful
+                self.total(features) / divisor, guard=not self.hp.faithful
             )
         return torch.cat(scored), finite
 
@@ -167,27 +236,49 @@ class AlignmentMethod(Method):
         through the network part by part.
         """
         with torch.no_grad():
-            features = torch.cat([self.features(part) for part in parts])
-            scored = self.model.head(features)
-        features.requires_grad_()
-        loss = self.objective(features)
-        (upstream,) = torch.autograd.grad(loss, features)
+            first = [self.passed(part) for part in parts]
+        whole = [torch.cat(of_place) for of_place in zip(*(f for f, _ in first), strict=True)]
+        loss = self.total([features.requires_grad_() for features in whole])
+        upstream = torch.autograd.grad(loss, whole)
+        split = [
+            gradient.split([len(features[place]) for features, _ in first])
+            for place, gradient in enumerate(upstream)
+        ]
         finite = True
-        for part, gradient in zip(parts, upstream.split([len(p) for p in parts]), strict=True):
-            carried = (self.features(part) * gradient).sum()
+        for part, *gradients in zip(parts, *split, strict=True):
+            features, _ = self.passed(part)
+            carried = torch.stack(
+                [(f * g).sum() for f, g in zip(features, gradients, strict=True)]
+            ).sum()
             finite = finite and self.backward(carried, guard=not self.hp.faithful)
         self.loss = loss.detach()
-        return scored, finite
+        return torch.cat([logits for _, logits in first]), finite
 
-    def features(self, images: Tensor) -> Tensor:
-        """Features [n, d] of images, with gradient to the adapters."""
-        return self.model.features(images)
+    def passed(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features [n, d] with gradient to the adapters, and logits without, of one pass.
 
-    def objective(self, features: Tensor) -> Tensor:
-        """The alignment loss of one part of the batch."""
-        if self.running is not None and not self.hp.faithful:
-            mean, std = self.running.follow(features)
+        On segmentation features of the places [n·h·w, d] of each aligned stage.
+        """
+        if self.segments:
+            maps = self.model.feature_maps(images)
+            features = [self.model.rows(maps[int(stage) - 1]) for stage in self.hp.stages]
+            with torch.no_grad():
+                return features, self.model.decode(maps)
+        seen = self.model.features(images)
+        with torch.no_grad():
+            return [seen], self.model.head(seen)
+
+    def total(self, features: Sequence[Tensor]) -> Tensor:
+        """The sum of the alignment losses of all places."""
+        losses = [self.objective(of_place, place) for place, of_place in enumerate(features)]
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+
+    def objective(self, features: Tensor, place: int = 0) -> Tensor:
+        """The alignment loss of one part of the batch, of one stage where there are several."""
+        source, running = self.sources[place], self.runnings[place]
+        if running is not None and not self.hp.faithful:
+            mean, std = running.follow(features)
             if len(features) < 2:
-                return moment_distance(mean, std, self.source, self.hp.std_weight)
+                return moment_distance(mean, std, source, self.hp.std_weight)
         single: Any = "nan" if self.hp.faithful else self.hp.single_image
-        return alignment_loss(features, self.source, self.hp.std_weight, single=single)
+        return alignment_loss(features, source, self.hp.std_weight, single=single)

@@ -1,4 +1,5 @@
-"""Random views of a batch: the augmentation of CoTTA, which RoTTA, ViDA and Continual-MAE share.
+"""Random views of a batch: the augmentation of CoTTA, which RoTTA, ViDA, Continual-MAE and RMT
+share, and the lighter one of ROID and CMF.
 
 Colours in random order, a small affine map with replicated edges, blur, flip and noise, on images
 in [0, 1]. One draw holds for a whole batch, as in the official codes; only the noise is per image.
@@ -45,15 +46,28 @@ def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
     `size` (H, W), if given, is what the images are resized to first: the network's input size, at
     which the official codes augment.
     """
-    if size is not None and tuple(images.shape[-2:]) != size:
-        images = interpolate(images, size=size, mode="bilinear", align_corners=False)
-    height, width = images.shape[-2:]
-    view = draw_view(height, width)
+    images = resized(images, size)
+    view = draw_view(*images.shape[-2:])
     images = jitter(images.clamp(0, 1), view)
     images = blur(affine(images, view, margin=TAPS // 2), view.sigma)
     if view.flipped:
         images = images.flip(-1)
     return (images + NOISE * torch.randn_like(images)).clamp(0, 1)
+
+
+def light_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """As `random_view`, but mirrored at the edges, without blur and noise: ROID's and CMF's."""
+    images = resized(images, size)
+    view = draw_view(*images.shape[-2:])
+    images = affine(jitter(images.clamp(0, 1), view), view, margin=0, mirrored=True)
+    return (images.flip(-1) if view.flipped else images).clamp(0, 1)
+
+
+def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """Images [n, 3, H, W] at a size (H, W), if one is given."""
+    if size is None or tuple(images.shape[-2:]) == size:
+        return images
+    return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
 def draw_view(height: int, width: int) -> View:
@@ -98,24 +112,27 @@ def jitter(images: Tensor, view: View) -> Tensor:
     return images
 
 
-def affine(images: Tensor, view: View, *, margin: int) -> Tensor:
+def affine(images: Tensor, view: View, *, margin: int, mirrored: bool = False) -> Tensor:
     """Rotate, scale and shift about the centre, with `margin` more pixels on each side.
 
-    The official codes pad by half the side with replicated edges, map, and crop the centre. The
-    crop never reaches the padding's own edge, so clamped sampling of the image itself is the same
-    at a quarter of the cost.
+    The official codes pad by half the side with replicated (or `mirrored`) edges, map, and crop the
+    centre. The crop never reaches the padding's own edge, so clamped (or reflected) sampling of the
+    image itself is the same at a quarter of the cost.
     """
     height, width = images.shape[-2:]
     x = _centred(width, margin, images) - view.shift[0]
     y = _centred(height, margin, images)[:, None] - view.shift[1]
     cosine = math.cos(math.radians(view.angle)) / view.scale
     sine = math.sin(math.radians(view.angle)) / view.scale
-    # Where each output pixel comes from, in half sides from the centre.
+    # Where each output pixel comes from, in half sides from the centre. A side ends at the rim of
+    # its last pixel; to mirror without repeating that pixel, in its middle.
+    scales = [2 / max(side - mirrored, 1) for side in (width, height)]
     grid = torch.stack(
-        [(cosine * x + sine * y) * (2 / width), (cosine * y - sine * x) * (2 / height)], dim=-1
+        [(cosine * x + sine * y) * scales[0], (cosine * y - sine * x) * scales[1]], dim=-1
     )
     grid = grid.expand(len(images), -1, -1, -1)
-    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    padding = "reflection" if mirrored else "border"
+    return grid_sample(images, grid, mode="bilinear", padding_mode=padding, align_corners=mirrored)
 
 
 def _centred(side: int, margin: int, like: Tensor) -> Tensor:

@@ -1,9 +1,12 @@
-"""Moments of features: the source's, a batch's, running ones, and the distance between them."""
+"""Moments of features: the source's, a batch's, running ones, and the distance between them.
+
+A sample is an image; of feature maps, every place is one.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,20 +30,28 @@ class SourceStatistics:
 
 @torch.no_grad()
 def source_statistics(
-    model: SourceModel, batches: Iterable[Tensor], *, samples: int, entropy_limit: float | None
+    model: SourceModel,
+    batches: Iterable[Tensor],
+    *,
+    samples: int,
+    entropy_limit: float | None,
+    seen: Callable[[Tensor], Tensor] | None = None,
+    asked: Callable[[Tensor], Tensor] | None = None,
 ) -> SourceStatistics:
     """Statistics of the features of the first `samples` source images that pass the filter.
 
     batches: images [n, 3, H, W]; entropy_limit: keep images whose prediction has less entropy
-    (nats), as the official code of PAID and DPCore does; None keeps all. Takes what there is if
-    there are fewer. Raises DataError if no image, or a single one, is left.
+    (nats), as the official code of PAID and DPCore does; None keeps all. `seen` gives other
+    features [n, d] of images than the model's, `asked` other logits for the filter. Takes what
+    there is if there are fewer. Raises DataError if no image, or a single one, is left.
     """
     kept: list[Tensor] = []
     count = 0
     for images in batches:
-        features = model.features(images)
+        features = (seen or model.features)(images)
         if entropy_limit is not None:
-            features = features[softmax_entropy(model.head(features)) < entropy_limit]
+            logits = asked(images) if asked else model.head(features)
+            features = features[softmax_entropy(logits) < entropy_limit]
         kept.append(features if features.dtype == torch.float64 else features.float())
         count += len(features)
         if count >= samples:
@@ -53,6 +64,68 @@ def source_statistics(
             "entropy filter off."
         )
     return SourceStatistics(features.mean(0), features.std(0), len(features))
+
+
+def kept_statistics(
+    source: Any, facts: dict[str, Any], make: Callable[[], SourceStatistics], like: Tensor
+) -> SourceStatistics:
+    """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
+
+    def made() -> dict[str, Tensor]:
+        found = make()
+        return {"mean": found.mean, "std": found.std, "images": torch.tensor(found.images)}
+
+    found = source.once("statistics", facts, made)
+    mean, std = (found[what].to(like.device) for what in ("mean", "std"))
+    return SourceStatistics(mean, std, int(found["images"]))
+
+
+@torch.no_grad()
+def place_statistics(
+    passed: Callable[[Tensor], Sequence[Tensor]],
+    images: Iterable[Tensor],
+    *,
+    samples: int,
+    pooled: bool,
+) -> list[SourceStatistics]:
+    """Statistics over the places of maps, for each map that `passed` gives as rows [h·w, C].
+
+    images: [1, 3, H, W] each, of which the first `samples` are read. Moments of each image are
+    averaged; or, `pooled`, those of all places together, whose deviation also holds how images
+    differ from each other, and which a single image never has. Raises DataError if there is none.
+    """
+    found: list[list[Tensor]] = []
+    count = 0
+    for image in images:
+        moments = [_moments_of(rows, pooled) for rows in passed(image)]
+        before = found or [[torch.zeros_like(m) for m in of_map] for of_map in moments]
+        both = zip(before, moments, strict=True)
+        found = [[a + b for a, b in zip(*of_map, strict=True)] for of_map in both]
+        count += 1
+        if count == samples:
+            break
+    if not count:
+        raise DataError("the source set has no image for the statistics of its feature maps.")
+    return [_statistics_of(sums, count, pooled) for sums in found]
+
+
+def _moments_of(rows: Tensor, pooled: bool) -> list[Tensor]:
+    """What is added up over images: mean and deviation; or number, sum and squares."""
+    rows = rows.double()
+    if pooled:
+        return [rows.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0)]
+    return [rows.mean(0), rows.std(0)]
+
+
+def _statistics_of(sums: list[Tensor], count: int, pooled: bool) -> SourceStatistics:
+    if not pooled:
+        mean, std = (total / count for total in sums)
+    else:
+        places, total, squares = sums
+        mean = total / places
+        variance = (squares - places * mean.square()) / (places - 1)
+        std = variance.clamp_min(0).sqrt()
+    return SourceStatistics(mean.float(), std.float(), count)
 
 
 def filter_limit(num_classes: int) -> float:

@@ -1,18 +1,35 @@
 """Students of a teacher: what CoTTA, ViDA and Continual-MAE share.
 
 Each predicts over random views of a batch, learns from the predictions of a teacher, takes no step
-on rounding noise, and sets a random share of its weights back to the source.
+on rounding noise, and sets a random share of its weights back to the source. On segmentation the
+views are those of scales.py, and a teacher's labels are hard.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.augment import random_view
-from ctta_bench.parts.updates import soft_cross_entropy, stochastic_restore
+from ctta_bench.parts.scales import (
+    View,
+    averaged,
+    confident,
+    hard_loss,
+    rescaled,
+    scaled_size,
+    seen_over,
+    where_sure,
+)
+from ctta_bench.parts.updates import (
+    soft_cross_entropy,
+    stochastic_restore,
+    symmetric_cross_entropy,
+)
 
 IMAGES_PER_PASS = 64  # views of small batches go through a network together
 
@@ -21,10 +38,12 @@ class StudentMethod(Method):
     """A method whose student learns from a teacher: a network of its own, or an earlier self.
 
     Its hyper-parameters have `views`, `min_gradient_norm`, `restore_probability` and `faithful`,
-    and `loss` if it uses `objective`.
+    and `loss` if it uses `objective`; on segmentation `output_scale`, and `confidence_threshold`
+    if there is an anchor.
     """
 
     teacher: SourceModel  # where it is a network of its own
+    anchor: SourceModel
     restored: list[Tensor]
     source: list[Tensor]
     augment: Callable[[Tensor, tuple[int, int] | None], Tensor] = staticmethod(random_view)
@@ -52,12 +71,39 @@ class StudentMethod(Method):
     def objective(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes] against a teacher's, a scalar.
 
-        With the loss "symmetric", half of it and half its reverse.
+        With the loss "symmetric", half of it and half its reverse. On segmentation against the
+        teacher's most likely classes, at the size of its maps.
         """
-        loss = soft_cross_entropy(logits, target)
-        if self.hp.loss == "symmetric":
-            loss = (loss + soft_cross_entropy(target, logits)) / 2
-        return loss.mean()
+        if self.segments:
+            return hard_loss(logits, target)
+        symmetric = self.hp.loss == "symmetric"
+        between = symmetric_cross_entropy if symmetric else soft_cross_entropy
+        return between(logits, target).mean()
+
+    def check_loss(self) -> None:
+        """Raise MethodError for the loss "symmetric" on segmentation, whose labels are hard."""
+        if self.segments and self.hp.loss == "symmetric":
+            raise MethodError(
+                f"{type(self).__name__} learns hard labels on {self.model.name}, which segments: "
+                "there is no symmetric loss of them; set loss: cross_entropy."
+            )
+
+    @torch.no_grad()
+    def labelled(self, images: Tensor, views: Sequence[View]) -> tuple[Tensor, float]:
+        """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views.
+
+        Those of the plain view where the anchor's confidence is above the threshold, elsewhere of
+        the mean over the views; at the size that `output_scale` says.
+        """
+        scale, size = self.hp.output_scale, None
+        if scale is not None:
+            size = scaled_size((images.shape[-2], images.shape[-1]), scale)
+        over = averaged(seen_over(views, partial(rescaled, images), self.teacher, size))
+        sure = None
+        if len(views) > 1:
+            height, width = over.mean.shape[-2:]
+            sure = confident(self.anchor(images), (height, width), self.hp.confidence_threshold)
+        return where_sure(over, sure), over.variance
 
     def remember_source(
         self, parameters: Iterable[Tensor], source: Iterable[Tensor] | None = None

@@ -21,6 +21,11 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target.softmax(-1, dtype=_at_least_float32(target)) * log_p).sum(-1)
 
 
+def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Half the cross-entropy [n] of either against the other; both [n, classes]."""
+    return (soft_cross_entropy(logits, target) + soft_cross_entropy(target, logits)) / 2
+
+
 @torch.no_grad()
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
     """θ' ← α θ' + (1 - α) θ with α = `momentum`, in place, over floating tensors in like order."""

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS, load_plugin
+from ctta_bench.source_models.tiny import SEGMENTED_SIDE, tiny_segmentor
 from ctta_bench.stream import SourceData
+from ctta_bench.testing import TinySource
 from tests.conftest import TOY
 
 toy = load_plugin(str(TOY))
@@ -84,3 +86,19 @@ def bits(tensor: Tensor) -> tuple[torch.Size, bytes]:
     """Shape and bytes of a tensor: equal for equal NaN, too."""
     flat = tensor.detach().contiguous().flatten()
     return tensor.shape, flat.view(torch.uint8).numpy().tobytes()
+
+
+def segmentor(name: str, *, seed: int = 0, **hyperparameters: Any) -> Any:
+    """A registered method on the tiny segmentor, started, with 16 random source images."""
+    entry = METHODS.get(name)
+    model = SourceModel(tiny_segmentor(), name="tiny_segmentor")
+    method = entry(model, entry.Hyperparameters(**hyperparameters), seed=seed)
+    method.start(TinySource(torch.float32, SEGMENTED_SIDE))
+    return method
+
+
+def scenes(count: int = 2, seed: int = 1) -> Tensor:
+    """Smooth random pictures, float [count, 3, 32, 32] in [0, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    return nn.functional.interpolate(coarse, size=SEGMENTED_SIDE, mode="bilinear")

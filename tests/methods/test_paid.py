@@ -291,6 +291,30 @@ def test_source_statistics_are_those_of_the_source_weights(paired: bool) -> None
     assert method.source.images == 32
 
 
+@pytest.mark.parametrize("regime", ["lineage", "true"])
+@pytest.mark.parametrize("choice", ["stream", "official"])
+def test_source_statistics_are_of_the_inputs_that_are_asked_for(regime: Any, choice: str) -> None:
+    """The official code normalises source images, and feeds raw ones from the stream."""
+    network = toy.toy_vit().eval()
+    network.pretrained_cfg = {"mean": (0.2, 0.4, 0.6), "std": (0.5, 0.25, 0.5)}
+    method = METHODS.get("paid")(
+        SourceModel(copy.deepcopy(network), preprocessing=regime),
+        METHODS.get("paid").Hyperparameters(source_samples=32, stats_preproc=choice),
+    )
+    source = source_images()
+    method.start(source)
+    images = torch.cat(list(source.batches()))[:32]
+    is_raw = (regime, choice) == ("lineage", "stream")
+    mean, std = (torch.tensor(network.pretrained_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
+    inputs = images if is_raw else (images - mean) / std
+    with torch.no_grad():
+        features = network.forward_head(network.forward_features(inputs), pre_logits=True)
+    torch.testing.assert_close(method.source.mean, features.mean(0), atol=1e-5, rtol=0)
+    # The stream goes on as its regime says.
+    fed = images if regime == "lineage" else (images - mean) / std
+    torch.testing.assert_close(method.model.preprocess(images), fed)
+
+
 def test_a_filter_that_keeps_no_source_image_is_an_error() -> None:
     with pytest.raises(DataError, match=r"0 source images are left .* entropy < 0\.15"):
         build("paid", entropy_filter=True)

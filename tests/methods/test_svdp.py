@@ -127,7 +127,7 @@ def test_the_prompt_is_added_to_normalised_images() -> None:
 
 def test_the_head_alone_passes_under_dropout_and_without_it_nothing_is_uncertain() -> None:
     method = svdp()
-    calls = {"backbone": 0, "decode_head": 0}
+    calls = {"stages.0": 0, "decode_head": 0}
 
     def count(name: str) -> Any:
         return lambda *_: calls.update({name: calls[name] + 1})
@@ -135,7 +135,7 @@ def test_the_head_alone_passes_under_dropout_and_without_it_nothing_is_uncertain
     for name in calls:
         method.teacher.network.get_submodule(name).register_forward_hook(count(name))
     assert method.uncertainty(scenes()).shape == (2, 32, 32)
-    assert calls == {"backbone": 1, "decode_head": 3}
+    assert calls == {"stages.0": 1, "decode_head": 3}
     assert not svdp(dropout=0.0).uncertainty(scenes()).any()
     assert not method.teacher.network.training
 
@@ -159,8 +159,8 @@ def test_the_teacher_follows_the_student_before_it_is_restored() -> None:
 @pytest.mark.parametrize(
     ("network", "hyperparameters", "words"),
     [
-        ("toy_vit", {}, "is for segmentation and cannot serve"),
-        ("toy_cnn", {}, "is for segmentation and cannot serve"),
+        ("toy_vit", {}, "SVDP is not defined for classification and cannot serve"),
+        ("toy_cnn", {}, "SVDP is not defined for classification and cannot serve"),
         ("segmentor", {"scales": (0.5,)}, "needs 1.0 among `scales`"),
         ("segmentor", {"density": 1e-3}, "prompts at least one pixel"),
     ],

@@ -1,0 +1,65 @@
+"""A search without gradients: an evolution strategy with cumulative step-size adaptation.
+
+CMA-ES (Hansen and Ostermeier, 2001) with the covariance held at the identity. In the thousands of
+dimensions of prompts its learning rates, of the order of 1 / n², move the covariance by next to
+nothing along a stream, while the matrix would be the largest thing in memory. Weights, path,
+damping and the treatment of injected points are those of pycma 4.4.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+STEEPEST = 1.0  # change of the logarithm of the step size
+
+
+class EvolutionStrategy:
+    """Minimises over float64 points [n] around a mean that starts at zero."""
+
+    def __init__(self, dimensions: int, population: int, step_size: float) -> None:
+        half, n = (population + 1) / 2, dimensions
+        raw = [math.log(half) - math.log(rank) for rank in range(1, population + 1)]
+        weights = torch.tensor([w for w in raw if w > 0], dtype=torch.float64)
+        self.weights = weights / weights.sum()
+        self.parents_worth = float(1 / self.weights.square().sum())  # mu_eff
+        self.rate = (self.parents_worth + 2) / (n + self.parents_worth + 3)
+        excess = math.sqrt((self.parents_worth - 1) / (n + 1)) - 1
+        self.damping = 1 + self.rate + 2 * max(0.0, excess)
+        self.expected = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # ‖N(0, I)‖
+        self.longest = math.sqrt(n) + 2 * n / (n + 2)
+        self.population, self.step_size = population, step_size
+        self.mean = torch.zeros(n, dtype=torch.float64)
+        self.path = torch.zeros(n, dtype=torch.float64)
+
+    def ask(self) -> Tensor:
+        """A population of points [population, n]."""
+        drawn = torch.randn(self.population, len(self.mean), dtype=torch.float64)
+        return self.mean + self.step_size * drawn
+
+    def tell(self, asked: Tensor, injected: Tensor, fitness: Tensor) -> bool:
+        """Move towards the best points: those asked for, and others [k, n] put in beside them.
+
+        fitness: [population + k], the lower the better; what is not finite ranks last. Injected
+        points that are too far off to have been drawn are pulled closer. Returns False, and moves
+        nothing, if fewer points have a finite fitness than are needed.
+        """
+        fitness = torch.where(fitness.isfinite(), fitness.double(), torch.inf).cpu()
+        if int(fitness.isfinite().sum()) < len(self.weights):
+            return False
+        best = fitness.argsort(stable=True)[: len(self.weights)]
+        points = torch.cat([asked, self.pulled_closer(injected.double().cpu())])
+        shift = self.weights @ points[best] - self.mean
+        normalised = math.sqrt(self.parents_worth) / self.step_size * shift
+        remembered = math.sqrt(self.rate * (2 - self.rate))
+        self.path = (1 - self.rate) * self.path + remembered * normalised
+        self.mean = self.mean + shift
+        change = self.rate / self.damping * (float(self.path.norm()) / self.expected - 1)
+        self.step_size *= math.exp(min(max(change, -STEEPEST), STEEPEST))
+        return True
+
+    def pulled_closer(self, points: Tensor) -> Tensor:
+        """Points [k, n] no farther from the mean than is likely."""
+        apart = points - self.mean
+        lengths = apart.norm(dim=1, keepdim=True) / self.step_size
+        return self.mean + apart / (lengths / self.longest).clamp_min(1)

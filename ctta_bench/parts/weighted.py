@@ -1,0 +1,142 @@
+"""Self-training weighted by certainty and diversity: what ROID and CMF share.
+
+Each keeps the images of a batch that are predicted unlike the average, learns from them by soft
+likelihood ratios and by agreement with a view, moves its weights back towards the source by a rule
+of its own, and scores logits corrected for the classes of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.augment import light_view
+from ctta_bench.parts.updates import symmetric_cross_entropy
+
+FOLLOWING = 0.1  # share of a batch in the average prediction
+CLIPPED = 0.99  # largest probability that a likelihood ratio sees
+
+
+class WeightedHyperparameters(OptimizerHyperparameters):
+    """What ROID and CMF have in common."""
+
+    nesterov: bool = Field(True, description="Nesterov's momentum (SGD)")
+    weighting: bool = Field(True, description="weights of the images, and images left out")
+    consistency: bool = Field(True, description="the term of agreement with a view")
+    temperature: float = Field(1 / 3, gt=0, description="τ of the weights")
+    prior: Literal["logits", "probabilities", "off"] = Field(
+        "logits", description="what is multiplied by the batch's smoothed classes"
+    )
+
+
+class WeightedMethod(Method):
+    """Weighted self-training of all norm layers; a method says by `follow` how weights go back.
+
+    Its hyper-parameters are `WeightedHyperparameters`.
+    """
+
+    exempt = {
+        "declared_passes": "how many images are kept for the second pass is the batch's matter",
+        "learning_rate_zero_is_source": "scores are multiplied by the batch's prior",
+    }
+    average: Tensor
+    augment: Callable[[Tensor, tuple[int, int] | None], Tensor]
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer; the average prediction is uniform."""
+        self.batch_dependent = self.model.use_batch_statistics() or self.hp.prior != "off"
+        self.adapt_only(self.model.norm_parameters())
+        self.optimizer = self.build_optimizer()
+        self.source = [parameter.detach().clone() for parameter in self.trainable.values()]
+        classes = self.model.num_classes
+        self.average = self.model.mean.new_full((classes,), 1 / classes)
+        self.full_batch = 0
+        self.augment = light_view
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the kept images; returns the corrected logits from before it."""
+        logits = self.model(images)
+        entropy = softmax_entropy(logits)
+        p = logits.detach().softmax(-1, dtype=entropy.dtype)
+        weights = self.weights(p, entropy.detach())
+        self.full_batch = max(self.full_batch, len(images))
+        if not bool((weights > 0).any()):
+            self.skip_update()
+        elif self.step(self.objective(images, logits, weights)):
+            self.average = (1 - FOLLOWING) * self.average + FOLLOWING * p.mean(0)
+            self.follow()
+        return self.corrected(logits.detach())
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Corrected logits."""
+        return self.corrected(self.model(images))
+
+    def follow(self) -> None:
+        """What becomes of the weights after a step."""
+        raise NotImplementedError
+
+    def weights(self, p: Tensor, entropy: Tensor) -> Tensor:
+        """Weights [n] in {0} and [1, e^(1/τ)] of probabilities p [n, classes] and entropies [n].
+
+        0 leaves an image out. All are 0 where no two images differ, or one is not finite.
+        """
+        if not self.hp.weighting:
+            return torch.ones_like(entropy) * entropy.isfinite().all()
+        diversity = within_range(1 - cosine_similarity(self.average[None], p))
+        weights = (diversity * within_range(-entropy) / self.hp.temperature).exp()
+        # Comparisons with what is not a number are false.
+        return torch.where(diversity >= diversity.mean(), weights, 0).nan_to_num(0)
+
+    def objective(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+        """The weighted losses of the kept images, summed and divided by the size of a full batch.
+
+        As in the official code, where the size is configured: a short last batch takes a short
+        step. Here it is that of the largest batch so far.
+        """
+        kept = weights > 0
+        loss = likelihood_ratio_loss(logits[kept])
+        if self.hp.consistency:
+            view = self.model(self.augment(images[kept], self.model.preprocessing.size))
+            loss = loss + symmetric_cross_entropy(view, logits[kept])
+        return (weights[kept] * loss).sum() / self.full_batch
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """Logits [n, classes] times the batch's prior, or log-probabilities plus its logarithm.
+
+        A single image has no prior.
+        """
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        log_p = logits.log_softmax(-1, dtype=precise)
+        p = log_p.exp()[logits.isfinite().all(-1)]
+        if self.hp.prior == "off" or len(p) < 2:
+            return logits
+        prior = smoothed_prior(p)
+        return logits * prior if self.hp.prior == "logits" else log_p + prior.log()
+
+
+def within_range(values: Tensor) -> Tensor:
+    """Values [n] shifted and scaled to [0, 1]; nan where they are all the same."""
+    return (values - values.min()) / (values.max() - values.min())
+
+
+def likelihood_ratio_loss(logits: Tensor) -> Tensor:
+    """Soft likelihood ratio loss [n]: -Σ p log(p / (1 - p) + 1e-5), with p at most 0.99.
+
+    It has no gradient where a class is surer than that; a sure image has about -4.5.
+    """
+    p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    p = p.clamp(0, CLIPPED)
+    return -(p * (p / (1 - p) + 1e-5).log()).sum(-1)
+
+
+def smoothed_prior(p: Tensor) -> Tensor:
+    """Mean [classes] of probabilities [n, classes], the flatter the fewer there are; sums to 1."""
+    count, classes = p.shape
+    prior = p.mean(0)
+    smoothing = max(1 / count, 1 / classes) / prior.max()
+    return (prior + smoothing) / (1 + smoothing * classes)
