@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ctta_bench.analysis.plots import STYLE, save_figure
+from ctta_bench.analysis.plots import STYLE, put_title, save_figure
 
 FEW_PATCHES = 100  # below, a map shows a region at best, and no shape
 COLOUR_MAP = "cividis"  # even in lightness, so that it survives grey and colour blindness
@@ -89,7 +89,7 @@ def attention_figure(grid: AttentionGrid, stem: Path) -> list[Path]:
             axes.set_title(textwrap.fill(title, 18), fontsize=8)
         for line, picture in zip(cells, grid.pictures, strict=True):
             _draw_row(line, picture)
-        figure.suptitle(grid.title, x=0.01, ha="left", fontsize=10)
+        put_title(figure, grid.title)
         caption = (
             f"Attention rollout ({grid.how}) of what the head reads; bright is much. One scale a "
             "row, so a spread-out map is dim everywhere. Below a map: right or wrong class, spread "

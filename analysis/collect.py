@@ -20,6 +20,7 @@ from ctta_bench.analysis.folders import (
     read_json,
     wrong_content,
 )
+from ctta_bench.analysis.measure import metric_of_task
 from ctta_bench.analysis.recount import Result, read_result
 
 # fmt: off
@@ -39,13 +40,13 @@ CELL_COLUMNS = [
     "cell", "path", "experiment", "method", "preset", "hyperparameters", "window", "benchmark",
     "setting", "model", "model_sha256", "preprocessing", "normalisation", "precision", "seed",
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
-    "reason", "starts_from", "metric", "skipped_updates", "resets", "source_accuracy",
+    "reason", "starts_from", "metric", "classes", "skipped_updates", "resets", "source_accuracy",
     "order_sha256", "corruptions", "notes", *COST_COLUMNS, *VERSION_COLUMNS,
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "collapsed"]
 _NAMED_SETTINGS = {  # these have columns of their own
     "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
-    "mean", "std", "severities",
+    "mean", "std", "severities", "task", "scale", "inference",
 }
 # fmt: on
 WARM_UP = "warm-up"  # the kind of a folder that holds no stream
@@ -58,8 +59,9 @@ class Runs:
 
     cells: one row per cell, finished or not; `group` is a hash of all that must agree for two
     rows to share a table (benchmark with all its settings, weights, pre-processing, precision).
-    results: the columns of results.csv; error, ece and mIoU in %; finished cells only.
-    domains: n, errors and whether predictions collapsed, per cell, round and domain.
+    results: the columns of results.csv; error, ece, mIoU and the `iou/CLASS` of each class in %;
+    finished cells only; no value where there was nothing to score. domains: images, errors (wrong
+    pixels for mIoU) and whether predictions collapsed, per cell, round and domain.
     left_out: folders that could not be used, with the reason.
     """
 
@@ -107,7 +109,7 @@ def load(directory: Path) -> Runs:
             if cell["cell"] in found and not _supersedes(cell, found[cell["cell"]]):
                 raise UnusableCellError(f"the same cell as {found[cell['cell']]['path']}")
             if cell["state"] == "done":
-                result = read_result(folder, cell["cell"], cell["model_sha256"], cell["domains"])
+                result = read_result(folder, cell)
                 cell |= result.facts
                 domains[cell["cell"]] = [{"cell": cell["cell"], **row} for row in result.counts]
                 results[cell["cell"]] = _result_rows(cell, result)
@@ -152,11 +154,22 @@ def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
 
 def _details(settings: Mapping[str, Any]) -> str:
     """Every other setting of benchmark and pre-processing: `order shuffled, size 32 32`."""
+    scale, inference = settings.get("scale"), settings.get("inference")
+    segmented = []
+    if scale:
+        segmented.append(f"images of {' x '.join(map(str, scale))} (height x width)")
+    if inference:
+        segmented.append(f"inference {inference}: bilinear logits, then argmax, at label size")
     others = {name: value for name, value in settings.items() if name not in _NAMED_SETTINGS}
     return ", ".join(
-        f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
-        for name, value in others.items()
-        if value is not None
+        [
+            *segmented,
+            *(
+                f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+                for name, value in others.items()
+                if value is not None
+            ),
+        ]
     )
 
 
@@ -212,6 +225,8 @@ def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
         "state": state.state,
         "reason": state.reason,
         "starts_from": _start(cell),
+        "metric": metric_of_task(benchmark),
+        "classes": (),
     }
 
 

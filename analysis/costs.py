@@ -9,7 +9,6 @@ from ctta_bench.analysis import notes
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.rows import Row, rows
 from ctta_bench.analysis.table import MISSING, Entry, Table
-from ctta_bench.analysis.tables import table_name
 
 REFERENCE = "tent"
 _FRAME = {  # columns of the frame, with the cost in the cells that each averages
@@ -36,7 +35,7 @@ def cost_table(runs: Runs) -> Table | None:
     )
     frame["time"] = _relative(frame["seconds"], found)
     return Table(
-        name=f"{table_name(runs)}-cost",
+        name=f"{notes.table_name(runs)}-cost",
         caption=(
             f"Cost: {notes.title(runs)}. Learnable parameters, state beside them, forward and "
             f"backward passes an image, and time relative to {REFERENCE.upper()}."

@@ -1,4 +1,4 @@
-"""Errors along the stream: batches averaged over seeds, smoothed within each domain."""
+"""Mistakes along the stream: batches averaged over seeds, smoothed within each domain."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,37 +7,39 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.collect import Runs, batches
-from ctta_bench.analysis.rows import Row
+from ctta_bench.analysis.rows import Row, metric_of
 
 MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
 MAX_WINDOW = 50  # batches
 
 
-def curves(found: Sequence[Row]) -> tuple[pd.DataFrame, int | None]:
+def curves(found: Sequence[Row], of: str = "n") -> tuple[pd.DataFrame, int | None]:
     """The curves of all rows, one below the other, and the window of the average in batches.
 
     Columns: method (the row's label), batch, round, domain, band (number of the domain along the
-    stream), images (seen so far), n, errors, error and smoothed (%), resets. The average spans
-    the last `window` batches and never crosses the border of a domain. With more than MAX_BANDS
-    domains the window is None, and the average is that of the whole round.
+    stream), images (seen so far), n, errors, of (the images or pixels that the key `of` of
+    batches.jsonl counts), error and smoothed (%), resets. The average spans the last `window`
+    batches and never crosses the border of a domain. With more than MAX_BANDS domains the window is
+    None, and the average is that of the whole round.
     """
-    means = [_mean_batches(row) for row in found]
+    means = [_mean_batches(row, of) for row in found]
     window = _window(means[0])
     return pd.concat([curve.assign(smoothed=_smoothed(curve, window)) for curve in means]), window
 
 
 def has_all_batches(row: Row, runs: Runs) -> bool:
     """Whether the batches.jsonl of every finished cell of the row tells of every image."""
+    of = metric_of(runs).of
     images = runs.domains.groupby("cell")["n"].sum().to_dict()
     return all(
-        (Path(path) / "batches.jsonl").is_file() and _num_images(path) == images.get(cell)
+        (Path(path) / "batches.jsonl").is_file() and _num_images(path, of) == images.get(cell)
         for path, cell in zip(row.finished["path"], row.finished["cell"], strict=True)
     )
 
 
-def _num_images(path: str) -> int:
+def _num_images(path: str, of: str) -> int:
     frame = batches(path)
-    return 0 if frame.empty else int(frame["n"].sum())
+    return int(frame["n"].sum()) if of in frame else 0
 
 
 def window_text(window: int | None) -> str:
@@ -47,22 +49,21 @@ def window_text(window: int | None) -> str:
     return "each batch" if window == 1 else f"mean of the last {window} batches in the domain"
 
 
-def _mean_batches(row: Row) -> pd.DataFrame:
+def _mean_batches(row: Row, of: str) -> pd.DataFrame:
     """A row's batches, averaged over its seeds: errors and images per batch, and the domain."""
     frames = []
     for path in row.finished["path"]:
         frame = batches(path)
-        frames.append(frame.assign(resets=frame["resets"].fillna(0) if "resets" in frame else 0))
+        resets = frame["resets"].fillna(0) if "resets" in frame else 0
+        frames.append(frame.assign(resets=resets, of=frame[of]))
+    kept = {"round": "first", "domain": "first", "n": "mean", "errors": "mean", "of": "mean"}
     curve: pd.DataFrame = (
-        pd.concat(frames)
-        .groupby("batch", sort=True)
-        .agg({"round": "first", "domain": "first", "n": "mean", "errors": "mean", "resets": "max"})
-        .reset_index()
+        pd.concat(frames).groupby("batch", sort=True).agg(kept | {"resets": "max"}).reset_index()
     )
     same = ["round", "domain"]
     curve["band"] = (curve[same] != curve[same].shift()).any(axis=1).cumsum()
     curve["images"] = curve["n"].cumsum()
-    curve["error"] = 100 * curve["errors"] / curve["n"]
+    curve["error"] = 100 * curve["errors"] / curve["of"]
     curve["method"] = row.label
     return curve
 
@@ -76,12 +77,12 @@ def _window(curve: pd.DataFrame) -> int | None:
 
 
 def _smoothed(curve: pd.DataFrame, window: int | None) -> "pd.Series[float]":
-    """Errors by images, in %: over the last `window` batches of the same domain, or the round."""
-    counts = ["errors", "n"]
+    """Errors in %: over the last `window` batches of the same domain, or over the round."""
+    counts = ["errors", "of"]
     if window is None:
         sums = curve.groupby("round")[counts].transform("sum")
     else:
         rolling = curve.groupby("band")[counts].rolling(window, min_periods=1).sum()
         sums = rolling.reset_index(level=0, drop=True)
-    share: pd.Series[float] = 100 * sums["errors"] / sums["n"]
+    share: pd.Series[float] = 100 * sums["errors"] / sums["of"]
     return share

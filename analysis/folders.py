@@ -1,6 +1,9 @@
 """Run folders on disk: where they are, what a cell says of itself, how far it has come."""
 
+import contextlib
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,12 +32,18 @@ class UnusableCellError(RunError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a cell has come. `total` is None where the cell does not know its length."""
+    """How far a cell has come. `total` is None where the cell does not know its length.
+
+    `first` if no attempt before this one ended badly; `changed`: when its batches were last
+    written, seconds since 1970.
+    """
 
     state: str
     done: int | None
     total: int | None
     reason: str = ""
+    first: bool = True
+    changed: float = 0.0
 
 
 def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
@@ -63,6 +72,8 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
             cells.append(folder)
             beside_cells = True
             continue
+        if is_report(folder):
+            continue
         before = len(cells)
         if any((folder / name).exists() for name in _CELL_FILES):
             strays.append((folder, "half-written: cell.yaml is missing"))
@@ -74,10 +85,17 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
 
 
 def _subfolders(directory: Path) -> Iterator[Path]:
-    for entry in sorted(directory.iterdir()):
-        hidden = entry.name.startswith((".", "_")) or entry.name in _OTHER_FOLDERS
-        if not hidden and entry.is_dir() and not is_report(entry):
-            yield entry
+    """Folders that may be cells or hold some, by name. Not by `Path.iterdir`: it asks for each."""
+    with os.scandir(directory) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.startswith((".", "_"))
+            and entry.name not in _OTHER_FOLDERS
+            and entry.is_dir()
+        )
+    for name in names:
+        yield directory / name
 
 
 def is_report(folder: Path) -> bool:
@@ -132,15 +150,22 @@ def check_schema(name: str, content: dict[str, Any]) -> None:
 
 def progress(folder: Path, total: int | None, now: float | None = None) -> Progress:
     """State of a cell from its files alone; `total` is its number of batches where known."""
-    if (folder / "result.json").is_file():
-        return Progress("done", total, total)
-    done = batches_done(folder / "batches.jsonl")
+    with os.scandir(folder) as entries:  # one look instead of many
+        files = {entry.name for entry in entries}
+    first = "attempts.json" not in files
+    if "result.json" in files:
+        return Progress("done", total, total, first=first)
+    lines = folder / "batches.jsonl"
+    done = batches_done(lines)
+    changed = lines.stat().st_mtime if "batches.jsonl" in files else 0.0
     place = f"batch {done} of {total}" if total else f"batch {done}"
-    if _is_locked(folder / "cell.lock.json", time.time() if now is None else now):
-        return Progress("running", done, total, f"at {place}")
-    if (folder / "failed.json").is_file():
-        return Progress("failed", done, total, _failure(folder / "failed.json"))
-    return Progress("incomplete", done, total, f"stopped after {place}" if done else "not started")
+    now = time.time() if now is None else now
+    if "cell.lock.json" in files and _is_locked(folder / "cell.lock.json", now):
+        return Progress("running", done, total, f"at {place}", first, changed)
+    if "failed.json" in files:
+        return Progress("failed", done, total, _failure(folder / "failed.json"), first, changed)
+    reason = f"stopped after {place}" if done else "not started"
+    return Progress("incomplete", done, total, reason, first, changed)
 
 
 def batches_done(path: Path) -> int:
@@ -148,26 +173,74 @@ def batches_done(path: Path) -> int:
 
     The lines are numbered, so that the file's end is enough however long the stream is.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
+    for line in reversed(_last_lines(path)):
         try:
-            return int(json.loads(line)["batch"]) + 1
-        except (ValueError, KeyError, TypeError):
+            return int(line["batch"]) + 1
+        except (KeyError, TypeError, ValueError):
             continue
     return 0
 
 
-def _is_locked(path: Path, now: float) -> bool:
+def _last_lines(path: Path) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, in their order."""
     try:
-        heartbeat = float(json.loads(path.read_text("utf-8"))["heartbeat"])
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # torn, or cut at the start
+            value = json.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return found
+
+
+def remaining_seconds(folder: Path, state: Progress) -> float | None:
+    """How long a cell still takes at the pace of its last batches; None where not known."""
+    spent = [line["ms"] for line in _last_lines(folder / "batches.jsonl") if "ms" in line]
+    if not spent or state.total is None or state.done is None:
+        return None
+    return (state.total - state.done) * sum(spent) / len(spent) / 1000
+
+
+def attempts(folder: Path) -> tuple[int, str]:
+    """Which attempt the present one is, from 1, and the last signal that interrupted one."""
+    try:
+        before = json.loads((folder / "attempts.json").read_text("utf-8"))
+        signals = [str(attempt.get("signal") or "") for attempt in before]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 1, ""
+    return len(before) + 1, next((name for name in reversed(signals) if name), "")
+
+
+def _is_locked(path: Path, now: float) -> bool:
+    """Whether a lock's owner lives: by its heartbeat, and where it ran here by its process."""
+    try:
+        owner = json.loads(path.read_text("utf-8"))
+        heartbeat = float(owner["heartbeat"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return now - heartbeat < HEARTBEAT_SECONDS
+    return now - heartbeat < HEARTBEAT_SECONDS and not _is_gone(owner)
+
+
+def _is_gone(owner: dict[str, Any]) -> bool:
+    """Whether an owner was a process of this host that is no more."""
+    if owner.get("host") != socket.gethostname() or "processes" not in owner:
+        return False
+    here = Path("/proc/self/ns/pid")
+    if not here.exists() or owner["processes"] != str(here.readlink()):
+        return False  # its pids count elsewhere
+    try:
+        fields = (
+            Path(f"/proc/{owner.get('pid')}/stat").read_text("utf-8").rpartition(")")[2].split()
+        )
+    except OSError:
+        return True
+    # Dead and not yet buried, or another process of that number, which began at another time.
+    return fields[0] in "ZX" or fields[19] != owner.get("born", fields[19])
 
 
 def _failure(path: Path) -> str:

@@ -21,7 +21,7 @@ from ctta_bench.analysis.geometry_table import (
     scientific,
     shown_labels,
 )
-from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR, STYLE, save_figure
+from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR, STYLE, put_title, save_figure
 from ctta_bench.analysis.rows import short_names
 from ctta_bench.analysis.table import Table
 
@@ -62,7 +62,7 @@ def minmax_figure(geometry: Geometry, stem: Path) -> list[Path]:
             )
         for axes, title in zip(grid[0], DRAWN.values(), strict=True):
             axes.set_title(title)
-        figure.suptitle(_title(geometry), x=0.01, ha="left", fontsize=10)
+        put_title(figure, _title(geometry))
         _caption(
             figure,
             "Change against the source model, pooled over all linear layers, mean over seeds. Each "
@@ -100,7 +100,7 @@ def raw_figure(geometry: Geometry, stem: Path) -> list[Path]:
             _draw_raw(axes, drawn, labels, measure)
         panels[0].set_yticks(range(len(labels)), [shown[label] for label in labels])
         panels[0].invert_yaxis()
-        figure.suptitle(_title(geometry), x=0.01, ha="left", fontsize=10)
+        put_title(figure, _title(geometry))
         _caption(
             figure,
             "Change against the source model, pooled over all linear layers, mean over seeds. "

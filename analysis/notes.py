@@ -7,12 +7,11 @@ import pandas as pd
 
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.recount import COLLAPSE_SHARE
-from ctta_bench.analysis.rows import HIGHER_IS_BETTER, Row, domain_names, metric_of, short_names
-from ctta_bench.analysis.table import DAGGER
+from ctta_bench.analysis.rows import Row, domain_names, metric_of, short_names
+from ctta_bench.analysis.table import DAGGER, EMPTY, safe_name
 
 MAX_LISTED = 12  # missing cells named in a footnote; the list of cells has them all
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
-_METRIC_TEXTS = {"error": "error in % (lower is better)", "miou": "mIoU in % (higher is better)"}
 
 
 def protocol(runs: Runs) -> str:
@@ -31,7 +30,7 @@ def protocol(runs: Runs) -> str:
             "1 round" if cell["rounds"] == 1 else f"{cell['rounds']} rounds",
             _seeds(runs.cells),
             cell["details"],
-            _source_accuracy(runs.cells),
+            _source_accuracy(runs),
         )
         if part
     )
@@ -46,20 +45,21 @@ def title(runs: Runs) -> str:
     )
 
 
-def metric_text(runs: Runs) -> str:
-    """The headline metric with its unit and good direction."""
-    metric = metric_of(runs)
-    return _METRIC_TEXTS.get(metric, metric)
+def table_name(runs: Runs) -> str:
+    """A short, safe and unique stem for the files of a group."""
+    cell = runs.cells.iloc[0]
+    text = f"{cell['benchmark']}-{cell['setting']}-{cell['model']}"
+    return f"{safe_name(text)}-{cell['group']}"
 
 
 def caption(runs: Runs, found: Sequence[Row]) -> str:
     """The protocol, the metric, and how to read the columns."""
     rounds = ", rounds" if runs.cells["rounds"].iloc[0] > 1 else ""
     spread = " ± standard deviation over seeds" if any(len(r.values) > 1 for r in found) else ""
-    gain = "method minus source" if metric_of(runs) in HIGHER_IS_BETTER else "source minus method"
+    metric = metric_of(runs)
     return (
-        f"{protocol(runs)}. {_upper_first(metric_text(runs))}; mean over domains{rounds} and "
-        f"seeds{spread}; gain is {gain}, in points. Best bold, second underlined."
+        f"{protocol(runs)}. {_upper_first(metric.text)}; mean over domains{rounds} and "
+        f"seeds{spread}; gain is {metric.gain_text}, in points. Best bold, second underlined."
     )
 
 
@@ -77,6 +77,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
         note
         for part in (
             _collapsed(runs, found),
+            _empty(runs, found),
             _lineage(runs.cells),
             _corruptions(runs.cells),
             _chosen(found),
@@ -91,6 +92,8 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _upper_first(text: str) -> str:
+    if any(char.isupper() for char in text.split()[0]):  # mIoU
+        return text
     return text[:1].upper() + text[1:]
 
 
@@ -104,9 +107,10 @@ def _seeds(cells: pd.DataFrame) -> str:
     return ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))
 
 
-def _source_accuracy(cells: pd.DataFrame) -> str:
-    known = cells["source_accuracy"].dropna()
-    return f"accuracy on the source domain {known.iloc[0]:.1f} %" if len(known) else ""
+def _source_accuracy(runs: Runs) -> str:
+    known = runs.cells["source_accuracy"].dropna()
+    what = metric_of(runs).check
+    return f"{what} on the source domain {known.iloc[0]:.1f} %" if len(known) else ""
 
 
 def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
@@ -121,6 +125,22 @@ def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
         yield (
             f"{DAGGER} Collapsed: in at least one seed or round a single class makes up "
             f"{100 * COLLAPSE_SHARE:.0f} % or more of the predictions ({'; '.join(parts)})."
+        )
+
+
+def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
+    rounds = range(int(runs.cells["rounds"].iloc[0]))
+    names = short_names(domain_names(runs))
+    parts = [
+        f"{name} (round {step + 1})" if len(rounds) > 1 else name
+        for step in rounds
+        for place, name in enumerate(names)
+        if any(row.is_empty(0)[step, place] for row in found)
+    ]
+    if parts:
+        yield (
+            f"{EMPTY}: no labelled pixel in {_listed(parts)}; left out of the means, which are "
+            "over the others."
         )
 
 

@@ -1,8 +1,9 @@
-"""The figures of a report: mean errors as bars, and errors along the stream.
+"""The figures of a report: means as bars, and mistakes along the stream.
 
 Each figure is saved as PNG and PDF beside a CSV of the very numbers it draws.
 """
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.curves import MAX_BANDS, curves, has_all_batches, window_text
-from ctta_bench.analysis.notes import metric_text, title
+from ctta_bench.analysis.notes import title
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, short_names, source_row
 
 STYLE: dict[Any, Any] = {
@@ -35,10 +36,12 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "osD^vP*X"
 MAX_MARKERS = 15  # per line
+TITLE_SIZE = 10  # points
+CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
 
 
 def bar_figure(runs: Runs, stem: Path) -> list[Path]:
-    """Mean error per method of one group with whiskers of ± one deviation over the seeds.
+    """The mean of each method of one group with whiskers of ± one deviation over the seeds.
 
     Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
     complete mean.
@@ -50,8 +53,8 @@ def bar_figure(runs: Runs, stem: Path) -> list[Path]:
         figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(found)), layout="constrained")
         axes = figure.subplots()
         _draw_bars(axes, found)
-        axes.set_xlabel(_with_spread(metric_text(runs), found))
-        axes.set_title(title(runs), loc="left")
+        axes.set_xlabel(_with_spread(metric_of(runs).text, found))
+        put_title(figure, title(runs))
         drawn = pd.DataFrame(
             [(row.label, row.mean, row.std, len(row.values)) for row in found],
             columns=["method", "mean", "std", "seeds"],
@@ -60,20 +63,20 @@ def bar_figure(runs: Runs, stem: Path) -> list[Path]:
 
 
 def stream_figure(runs: Runs, stem: Path) -> list[Path]:
-    """Error over the stream of one group, a line per method, averaged over its seeds.
+    """Errors over the stream of one group, a line per method, averaged over its seeds.
 
-    What the moving average spans is written on the axis (see `curves`). A ring marks a batch in
-    which the method reset itself, where batches.jsonl says so (`resets`). Writes stem.png,
-    stem.pdf and stem.csv and returns their paths. A method whose batches.jsonl is not whole has
-    no line, and the legend says so; nothing is drawn for a metric that batches do not have.
+    They are wrong images, or wrong pixels where the metric is of pixels. What the moving average
+    spans is written on the axis (see `curves`). A ring marks a batch in which the method reset
+    itself, where batches.jsonl says so (`resets`). Writes stem.png, stem.pdf and stem.csv and
+    returns their paths. A method whose batches.jsonl is not whole has no line, and the legend says
+    so.
     """
-    if metric_of(runs) != "error":
-        return []
     finished = [row for row in rows(runs) if len(row.values)]
     found = [row for row in finished if has_all_batches(row, runs)]
     if not found:
         return []
-    drawn, window = curves(found)
+    metric = metric_of(runs)
+    drawn, window = curves(found, metric.of)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4 if len(found) <= 8 else 6), layout="constrained")
         axes = figure.subplots()
@@ -91,8 +94,8 @@ def stream_figure(runs: Runs, stem: Path) -> list[Path]:
             title="mean over seeds" if any(len(row.values) > 1 for row in found) else None,
         )
         axes.set_xlabel("images seen")
-        axes.set_ylabel(f"error in % ({window_text(window)})")
-        figure.suptitle(title(runs), x=0.01, ha="left", fontsize=10)
+        axes.set_ylabel(f"{metric.mistakes} in % ({window_text(window)})")
+        put_title(figure, title(runs))
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
         return save_figure(figure, drawn[columns], stem)
 
@@ -202,6 +205,13 @@ def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place:
     axes.plot([], [], color=colour, ls=dashes, lw=1.2, marker=marker, ms=4, label=row.label)
     resets = curve[curve["resets"] > 0]
     axes.plot(resets["images"], resets["smoothed"], "o", mfc="white", mec=colour, ms=7)
+
+
+def put_title(figure: Figure, text: str) -> None:
+    """A title at the left edge, in as many lines as the width of the figure asks for."""
+    characters = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
+    lines = textwrap.fill(text, characters, break_on_hyphens=False)
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=TITLE_SIZE)
 
 
 def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:

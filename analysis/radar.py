@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
-from ctta_bench.analysis.notes import metric_text, title
-from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR, STYLE, save_figure
-from ctta_bench.analysis.rows import SOURCE, Row, domain_names, rows, short_names
+from ctta_bench.analysis.notes import title
+from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
 
 MIN_DOMAINS = 3  # fewer make no polygon
 
@@ -22,7 +22,7 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
     """Source and the rows of PAID's settings with a complete mean, named in the paper's order.
 
     Empty unless two of the settings are there. Of one setting with several hyper-parameters the
-    first row, that of the lowest mean, stands.
+    first row, that of the best mean, stands.
     """
     found: dict[str, Row] = {}
     for row in rows(runs):
@@ -38,7 +38,7 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
 
 
 def settings_figure(runs: Runs, stem: Path) -> list[Path]:
-    """Radar of the error by domain and bars of the mean, one for each of PAID's settings.
+    """Radar of the metric by domain and bars of the mean, one for each of PAID's settings.
 
     Settings that keep the angles between neurons are filled bars and solid lines, the others
     hatched and dashed. Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing
@@ -54,13 +54,13 @@ def settings_figure(runs: Runs, stem: Path) -> list[Path]:
         bars = figure.add_subplot(1, 2, 2) if has_radar else figure.subplots()
         if has_radar:
             radar = figure.add_subplot(1, 2, 1, projection="polar")
-            _draw_radar(radar, found, names)
+            _draw_radar(radar, found, names, metric_of(runs).symbol)
             figure.legend(
                 loc="outside lower center", ncols=3, frameon=False, fontsize=8, handlelength=4
             )
         _draw_means(bars, found)
-        bars.set_xlabel(f"mean {metric_text(runs)}")
-        figure.suptitle(title(runs), x=0.01, ha="left", fontsize=10)
+        bars.set_xlabel(f"mean {metric_of(runs).text}")
+        put_title(figure, title(runs))
         drawn = pd.DataFrame(
             [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
             columns=["setting", *names, "mean", "std"],
@@ -76,7 +76,9 @@ def _style(name: str, row: Row, number: int) -> tuple[str, bool]:
     return COLOURS[number % len(COLOURS)], component in PAIRWISE_INVARIANT
 
 
-def _draw_radar(axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str]) -> None:
+def _draw_radar(
+    axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str], symbol: str
+) -> None:
     angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
     closed = np.append(angles, angles[0])
     for number, (name, row) in enumerate(found):
@@ -97,7 +99,7 @@ def _draw_radar(axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[st
     axes.set_xticks(angles, names, fontsize=8)
     axes.tick_params(axis="x", pad=6)
     axes.set_ylim(0, None)
-    axes.set_title("error in % by domain", fontsize=9, pad=14)
+    axes.set_title(f"{symbol} in % by domain", fontsize=9, pad=14)
     axes.grid(color="#DDDDDD")
 
 

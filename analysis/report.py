@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,20 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.classes import class_figure, class_tables
 from ctta_bench.analysis.collect import Runs, load
 from ctta_bench.analysis.costs import cost_table
 from ctta_bench.analysis.folders import STATES, is_report
 from ctta_bench.analysis.looks import DrawAttention, looks
+from ctta_bench.analysis.paper import PAPER, paper_table, with_paper
+from ctta_bench.analysis.pictures import picture_figures
 from ctta_bench.analysis.plots import bar_figure, stream_figure
 from ctta_bench.analysis.radar import settings_figure
-from ctta_bench.analysis.rows import HIGHER_IS_BETTER, metric_of, row_labels, rows, source_row
+from ctta_bench.analysis.rows import metric_of, row_labels, rows, source_row
 from ctta_bench.analysis.sweeps import Sweep, batch_size_sweeps, sweep_figure, sweeps
 from ctta_bench.analysis.table import Table
-from ctta_bench.analysis.tables import main_table, round_table, significance_table, table_name
-from ctta_bench.errors import RunError
+from ctta_bench.analysis.tables import main_table, round_table, significance_table
+from ctta_bench.errors import ConfigError, RunError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -46,27 +49,33 @@ class ReportFiles:
 
 @dataclass(frozen=True)
 class Section:
-    """The part of the page about one group."""
+    """The part of the page about one group; `folded` are tables by class and domain."""
 
     title: str
     headline: str
     tables: list[Table]
     figures: list[tuple[str, str, str]]  # kind, what it shows, PNG in base64
     cells: list[dict[str, Any]]
+    folded: list[Table] = field(default_factory=list)
 
 
 def write_report(
-    directory: Path, output: Path | None = None, draw_attention: DrawAttention | None = None
+    directory: Path,
+    output: Path | None = None,
+    draw_attention: DrawAttention | None = None,
+    against: str | None = None,
 ) -> ReportFiles:
     """Write `output` (default: DIRECTORY/report) with all that the runs below `directory` say.
 
     Where runs kept their models, that is also the geometry of these and, with `draw_attention`,
-    what they attend to.
+    what they attend to. `against` "paper" puts the paper's printed numbers beside ours.
 
     The whole folder is made beside its place and swapped in, so that a report is never half new;
     an older report is replaced. Raises RunError if there is no cell, or if `output` exists and is
-    no report or cannot be written.
+    no report or cannot be written, ConfigError for something else to hold the runs against.
     """
+    if against not in (None, PAPER):
+        raise ConfigError(f"--against {against!r}: there is {PAPER!r} alone.")
     runs = load(directory)
     if runs.cells.empty:
         reasons = "".join(f" {folder.name}: {reason}." for folder, reason in runs.left_out[:3])
@@ -78,7 +87,7 @@ def write_report(
     with _swapped_in(output) as draft:
         main_tables, sections = [], []
         for group in runs.groups():
-            section = _section(group, draft)
+            section = _section(group, draft, against)
             sections.append(section)
             main_tables.append(section.tables[0])
         for number, sweep in enumerate(batch_size_sweeps(runs)):
@@ -125,24 +134,37 @@ def _swapped_in(output: Path) -> Iterator[Path]:
         shutil.rmtree(work)
 
 
-def _section(group: Runs, draft: Path) -> Section:
+def _section(group: Runs, draft: Path, against: str | None) -> Section:
     significance = significance_table(group)
-    made = (main_table(group), round_table(group), significance, cost_table(group))
+    main, beside = main_table(group), None
+    if against == PAPER:
+        main, beside = with_paper(main, group), paper_table(group)
+    by_class = class_tables(group)
+    made = (main, round_table(group), beside, significance, *by_class[:1], cost_table(group))
     tables = [table for table in made if table]
-    for table in tables:
+    for table in (*tables, *by_class[1:]):
         table.write(draft / "tables")
-    name = draft / "figures" / table_name(group)
+    name = draft / "figures" / notes.table_name(group)
     figures = []
     for kind, text, draw in (
         ("means", "Mean by method; the dashed line is source", bar_figure),
         ("settings", "PAID's settings by domain and on average", settings_figure),
-        ("stream", "Error along the stream", stream_figure),
+        ("stream", "Errors along the stream", stream_figure),
+        ("classes", "IoU by class of source and the best methods", class_figure),
     ):
         if paths := draw(group, name.with_name(f"{name.name}-{kind}")):
             figures.append((kind, text, _in_base64(paths[0])))
     figures += _sweep_figures(sweeps(group), name)
+    figures += [
+        ("pictures", text, _in_base64(paths[0])) for text, paths in picture_figures(group, name)
+    ]
     return Section(
-        notes.title(group), _headline(group, significance), tables, figures, cells=_cells(group)
+        notes.title(group),
+        _headline(group, significance),
+        tables,
+        figures,
+        cells=_cells(group),
+        folded=by_class[1:],
     )
 
 
@@ -170,9 +192,7 @@ def _headline(group: Runs, significance_of: Table | None) -> str:
     if not methods:
         return "No method has a complete result yet."
     best = methods[0]
-    metric = metric_of(group)
-    which = "highest mIoU" if metric in HIGHER_IS_BETTER else f"lowest {metric}"
-    text = f"{best.label} has the {which}, {best.mean:.1f} %"
+    text = f"{best.label} has the {metric_of(group).superlative}, {best.mean:.1f} %"
     if source is None:
         return f"{text}. There is no complete source run to compare with."
     text += f"; the source model without adaptation has {source.mean:.1f} %"

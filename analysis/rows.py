@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.measure import METRICS, Metric
 
 SOURCE = "source"
-HIGHER_IS_BETTER = {"miou"}
 _WARMUP, _LENGTHS = "warmup_", ("epochs", "iterations")
 SHORT_NAMES = {
     "gaussian_noise": "gaussian",
@@ -33,13 +33,15 @@ class Row:
     """One method as it was run, over its seeds.
 
     cells: all its cells, whatever their state. values: [finished seeds, rounds, domains], the
-    headline metric in %, NaN where a finished cell lacks a domain.
+    headline metric in %, NaN where a finished cell lacks a domain. empty: where there was nothing
+    to score (no labelled pixel): NaN as well, but left out of means.
     """
 
     label: str
     method: str
     cells: pd.DataFrame
     values: npt.NDArray[np.float64]
+    empty: npt.NDArray[np.bool_]
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -50,8 +52,7 @@ class Row:
     @property
     def seed_means(self) -> npt.NDArray[np.float64]:
         """[finished seeds]: mean over domains, then over rounds; NaN if a domain is missing."""
-        means: npt.NDArray[np.float64] = self.values.mean(axis=2).mean(axis=1)
-        return means
+        return _means(*_means(self.values, self.empty, axis=2), axis=1)[0]
 
     @property
     def mean(self) -> float:
@@ -65,21 +66,44 @@ class Row:
 
     def over(self, axis: int) -> npt.NDArray[np.float64]:
         """Mean over seeds and one more axis: 1 gives a value per domain, 2 one per round."""
+        return self._over_seeds(*_means(self.values, self.empty, axis))
+
+    def by_round(self) -> npt.NDArray[np.float64]:
+        """[rounds, domains]: mean over seeds."""
+        return self._over_seeds(self.values, self.empty)
+
+    def is_empty(self, *axes: int) -> npt.NDArray[np.bool_]:
+        """Where, over these axes of `values`, there was nothing to score in any finished cell."""
         if not len(self.values):
-            return np.full(self.values.shape[3 - axis], np.nan)
-        means: npt.NDArray[np.float64] = self.values.mean(axis=axis).mean(axis=0)
-        return means
+            return np.zeros([n for a, n in enumerate(self.values.shape) if a not in axes], bool)
+        return np.asarray(self.empty.all(axis=axes))
+
+    def _over_seeds(
+        self, values: npt.NDArray[np.float64], empty: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.float64]:
+        if not len(values):
+            return np.full(values.shape[1:], np.nan)
+        return _means(values, empty, axis=0)[0]
 
 
 def rows(runs: Runs) -> list[Row]:
     """The rows of one group: source first, then from the best mean to the worst, then the empty."""
     labels = row_labels(runs.cells)
     found = [_row(str(label), cells, runs) for label, cells in runs.cells.groupby(labels)]
-    sign = -1 if metric_of(runs) in HIGHER_IS_BETTER else 1
+    sign = metric_of(runs).ascending
     return sorted(
         found,
         key=lambda row: (row.method != SOURCE, np.isnan(row.mean), sign * row.mean, row.label),
     )
+
+
+def _means(
+    values: npt.NDArray[np.float64], empty: npt.NDArray[np.bool_], axis: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Means along an axis over what is not empty, and where all of it is."""
+    counts = (~empty).sum(axis=axis)
+    sums = np.where(empty, 0.0, values).sum(axis=axis)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), counts == 0
 
 
 def source_row(found: Sequence[Row]) -> Row | None:
@@ -87,10 +111,9 @@ def source_row(found: Sequence[Row]) -> Row | None:
     return next((row for row in found if row.method == SOURCE and not np.isnan(row.mean)), None)
 
 
-def metric_of(runs: Runs) -> str:
-    """The headline metric of a group, `error` where nothing is finished yet."""
-    finished = runs.cells["metric"].dropna()
-    return str(finished.iloc[0]) if len(finished) else "error"
+def metric_of(runs: Runs) -> Metric:
+    """The headline metric of a group: the same in all its cells, for they share a benchmark."""
+    return METRICS[str(runs.cells["metric"].iloc[0])]
 
 
 def domain_names(runs: Runs) -> list[str]:
@@ -169,15 +192,24 @@ def _row(label: str, cells: pd.DataFrame, runs: Runs) -> Row:
     cells = cells.sort_values(["seed", "cell"])
     finished = cells.loc[cells["state"] == "done", "cell"]
     domains, num_rounds = domain_names(runs), int(cells["rounds"].iloc[0])
-    wanted = runs.results[runs.results["metric"] == metric_of(runs)]
+    wanted = runs.results[runs.results["metric"] == metric_of(runs).name]
     value = wanted.set_index(["cell", "round", "domain"])["value"].to_dict()
     values = [
         [
-            [value.get((cell, step, domain), np.nan) for domain in domains]
+            [_number(value.get((cell, step, domain))) for domain in domains]
             for step in range(num_rounds)
         ]
         for cell in finished
     ]
+    is_there = [
+        [[(cell, step, domain) in value for domain in domains] for step in range(num_rounds)]
+        for cell in finished
+    ]
     shape = (len(finished), num_rounds, len(domains))
     array = np.array(values, dtype=np.float64).reshape(shape)
-    return Row(label, str(cells["method"].iloc[0]), cells, array)
+    empty = np.isnan(array) & np.array(is_there, dtype=bool).reshape(shape)
+    return Row(label, str(cells["method"].iloc[0]), cells, array, empty)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

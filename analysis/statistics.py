@@ -1,6 +1,6 @@
 """Do two methods differ? A paired bootstrap over test images, and Holm's correction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.recount import read_predictions
+from ctta_bench.analysis.confusion import SegmentedImages, read_segmented
+from ctta_bench.analysis.predictions import read_predictions
 from ctta_bench.errors import RunError
 
 Floats = npt.NDArray[np.float64]
@@ -16,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean error of a minus that of b, in points; low and high bound its 95 % interval."""
+    """The mean of a minus that of b, in points; low and high bound its 95 % interval."""
 
     difference: float
     low: float
@@ -28,36 +29,30 @@ def paired_bootstrap(
     runs_a: Sequence[Path | str],
     runs_b: Sequence[Path | str],
     *,
+    metric: str = "error",
     resamples: int = 2000,
     seed: int = 0,
 ) -> PairedDifference:
-    """Difference in mean error of two methods, resampling the images within each domain.
+    """Difference in the mean of a metric, resampling the images within each domain.
 
     runs_a, runs_b: the finished cell folders of a method, one per seed. An image is an index
-    within a domain; its correctness is averaged over rounds and seeds before it is drawn, so that
-    its repetitions stay together. Domains weigh equally. p is two-sided: twice the share of
-    resamples on the wrong side of zero, with one added to both counts. It says how sure the
-    difference is for other images of the same kind, not for other seeds.
+    within a domain; its repetitions in rounds and seeds stay together. Domains weigh equally.
+    `error`: the correctness of an image is averaged over rounds and seeds before it is drawn.
+    `miou`: the confusion matrices of the drawn images are summed, and each domain's mIoU is
+    computed anew for each round and seed. p is two-sided: twice the share of resamples on the wrong
+    side of zero, with one added to both counts. It says how sure the difference is for other images
+    of the same kind, not for other seeds.
 
     Raises RunError if the two did not see the same images.
     """
-    errors_a, errors_b = _image_errors(runs_a), _image_errors(runs_b)
-    if errors_a.keys() != errors_b.keys() or any(
-        not np.array_equal(errors_a[domain][0], errors_b[domain][0]) for domain in errors_a
-    ):
-        raise RunError(
-            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so they cannot be paired; "
-            "compare runs of one benchmark, subset and seed."
-        )
     generator = np.random.default_rng(seed)
-    differences = [errors_a[domain][1] - errors_b[domain][1] for domain in sorted(errors_a)]
-    means = np.mean([_resampled_means(d, resamples, generator) for d in differences], axis=0)
+    difference, means = _RESAMPLED[metric](runs_a, runs_b, resamples, generator)
     low, high = np.percentile(means, [2.5, 97.5])
     wrong_side = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     return PairedDifference(
-        difference=100 * float(np.mean([d.mean() for d in differences])),
-        low=100 * float(low),
-        high=100 * float(high),
+        difference=difference,
+        low=float(low),
+        high=float(high),
         p=min(1.0, 2 * (1 + int(wrong_side)) / (resamples + 1)),
     )
 
@@ -70,6 +65,41 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(stepped, 1.0)
     return [float(value) for value in corrected]
+
+
+def _check_same_images(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    images_a: Mapping[int, npt.NDArray[Any]],
+    images_b: Mapping[int, npt.NDArray[Any]],
+) -> None:
+    """Per domain, the image numbers of both, sorted."""
+    if images_a.keys() != images_b.keys() or any(
+        not np.array_equal(images_a[domain], images_b[domain]) for domain in images_a
+    ):
+        raise RunError(
+            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so they cannot be paired; "
+            "compare runs of one benchmark, subset and seed."
+        )
+
+
+def _resampled_errors(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[float, Floats]:
+    """The difference in error, and that of each resample, in points."""
+    errors_a, errors_b = _image_errors(runs_a), _image_errors(runs_b)
+    _check_same_images(
+        runs_a,
+        runs_b,
+        {domain: images for domain, (images, _) in errors_a.items()},
+        {domain: images for domain, (images, _) in errors_b.items()},
+    )
+    differences = [errors_a[domain][1] - errors_b[domain][1] for domain in sorted(errors_a)]
+    means = np.mean([_resampled_means(d, resamples, generator) for d in differences], axis=0)
+    return 100 * float(np.mean([d.mean() for d in differences])), 100 * means
 
 
 def _resampled_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
@@ -109,3 +139,76 @@ def _share(
     images, place, times = np.unique(index, return_inverse=True, return_counts=True)
     # counts, not a running mean: equal shares must be equal bits for _resampled_means
     return images, np.bincount(place, weights=wrong, minlength=len(images)) / times
+
+
+def _resampled_mious(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[float, Floats]:
+    """The difference in mIoU, and that of each resample, in points."""
+    cells_a, cells_b = ([read_segmented(Path(run)) for run in runs] for runs in (runs_a, runs_b))
+    images, images_b = _segmented_images(cells_a), _segmented_images(cells_b)
+    _check_same_images(runs_a, runs_b, images, images_b)
+    # The first line counts each image once: it is the difference itself.
+    weights = {
+        domain: np.vstack(
+            [
+                np.ones(len(of_domain)),
+                generator.multinomial(
+                    len(of_domain), np.full(len(of_domain), 1 / len(of_domain)), size=resamples
+                ),
+            ]
+        )
+        for domain, of_domain in sorted(images.items())
+    }
+    means = [
+        np.mean([_mean_mious(cell, images, weights) for cell in cells], axis=0)
+        for cells in (cells_a, cells_b)
+    ]
+    differences: Floats = means[0] - means[1]
+    return float(differences[0]), differences[1:]
+
+
+def _segmented_images(cells: Sequence[SegmentedImages]) -> dict[int, npt.NDArray[Any]]:
+    domains = sorted({int(domain) for cell in cells for domain in np.unique(cell.domain)})
+    return {
+        domain: np.unique(np.concatenate([cell.index[cell.domain == domain] for cell in cells]))
+        for domain in domains
+    }
+
+
+def _mean_mious(
+    cell: SegmentedImages, images: Mapping[int, npt.NDArray[Any]], weights: Mapping[int, Floats]
+) -> Floats:
+    """[draws] mean mIoU of a cell over domains, then rounds, its images weighted [draws, n]."""
+    rounds = []
+    for step in np.unique(cell.round).tolist():
+        mious = []
+        for domain, numbers in images.items():
+            here = np.flatnonzero(cell.of(step, domain))
+            if len(here):
+                columns = np.searchsorted(numbers, cell.index[here])
+                mious.append(cell.tallies.at(here).weighted(weights[domain][:, columns]).miou())
+        rounds.append(_mean_of_present(mious))
+    return _mean_of_present(rounds)
+
+
+def _mean_of_present(values: Sequence[Floats]) -> Floats:
+    """Mean over the first axis, without what has nothing to score (NaN)."""
+    stacked = np.asarray(values)
+    present = np.isfinite(stacked)
+    counts = present.sum(0)
+    sums = np.where(present, stacked, 0).sum(0)
+    means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means
+
+
+_RESAMPLED: Mapping[
+    str,
+    Callable[
+        [Sequence[Path | str], Sequence[Path | str], int, np.random.Generator],
+        tuple[float, Floats],
+    ],
+] = {"error": _resampled_errors, "miou": _resampled_mious}

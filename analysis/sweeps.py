@@ -13,16 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import Runs
-from ctta_bench.analysis.notes import metric_text, title
+from ctta_bench.analysis.notes import title
 from ctta_bench.analysis.plots import (
     COLOURS,
     DASHES,
     MARKERS,
     SOURCE_COLOUR,
     STYLE,
+    put_title,
     save_figure,
 )
-from ctta_bench.analysis.rows import SOURCE, Row, rows, source_row
+from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, source_row
 
 FEWEST = 3  # values that make a curve
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
@@ -71,10 +72,32 @@ def sweeps(runs: Runs) -> list[Sweep]:
             _sorted(of_key),
             float("nan") if source is None else source.mean,
             title(runs),
-            metric_text(runs),
+            metric_of(runs).text,
         )
         for key, of_key in points.items()
     ]
+
+
+def in_axis_order(found: Sequence[Row]) -> list[Row]:
+    """Rows of a swept method by the swept value, at the place of its best; the others as they are.
+
+    Rows that differ in more numbers than the swept one stand line by line, as in the figure.
+    """
+    ordered: list[Row] = []
+    for row in found:
+        of_method = [other for other in found if other.method == row.method]
+        settings = [_numbers(other) for other in of_method]
+        key = _swept(settings)
+        if key is None:
+            ordered.append(row)
+        elif row is of_method[0]:
+            places = [
+                (line, values.get(key, np.inf))
+                for values, line in zip(settings, _others(settings, key), strict=True)
+            ]
+            order = sorted(range(len(of_method)), key=places.__getitem__)
+            ordered += [of_method[place] for place in order]
+    return ordered
 
 
 def batch_size_sweeps(runs: Runs) -> list[Sweep]:
@@ -98,7 +121,9 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
         if len({point["value"] for point in points}) >= FEWEST:
             first = member_groups[0]
             found.append(
-                Sweep(BATCH_SIZE, _sorted(points), float("nan"), title(first), metric_text(first))
+                Sweep(
+                    BATCH_SIZE, _sorted(points), float("nan"), title(first), metric_of(first).text
+                )
             )
     return found
 
@@ -118,7 +143,7 @@ def sweep_figure(sweep: Sweep, stem: Path) -> list[Path]:
         _scale(axes, sweep.points["value"])
         axes.set_xlabel(sweep.key.replace("_", " "))
         axes.set_ylabel(sweep.metric)
-        axes.set_title(sweep.title, loc="left")
+        put_title(figure, sweep.title)
         axes.legend(frameon=False, handlelength=3)
         return save_figure(figure, sweep.points, stem)
 

@@ -1,16 +1,17 @@
-"""The tables of a report: errors per domain and per round, and whether methods differ."""
+"""The tables of a report: the metric per domain and per round, and whether methods differ."""
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.classes import class_notes
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.rows import (
-    HIGHER_IS_BETTER,
     SOURCE,
     Row,
     domain_names,
@@ -20,10 +21,14 @@ from ctta_bench.analysis.rows import (
     source_row,
 )
 from ctta_bench.analysis.statistics import PairedDifference, holm, paired_bootstrap
-from ctta_bench.analysis.table import MISSING, Entry, Table
+from ctta_bench.analysis.sweeps import in_axis_order
+from ctta_bench.analysis.table import MISSING, Entry, Table, ranked, signed
 from ctta_bench.errors import RunError
 
 SIGNIFICANT = 0.05
+MAX_COLUMNS = 24  # of a table by round and domain; beyond, it is of rounds alone
+
+Cells = set[tuple[str, str]]  # row label and column of the frame
 
 
 def tables(runs: Runs) -> list[Table]:
@@ -32,11 +37,11 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def main_table(runs: Runs) -> Table:
-    """Errors of one group: a row per method, a column per domain in the order of the stream.
+    """The metric of one group: a row per method, a column per domain in the order of the stream.
 
     Means are over domains, then rounds, then finished seeds; one with a missing part is missing.
     """
-    found = rows(runs)
+    found = in_axis_order(rows(runs))
     domains = domain_names(runs)
     columns = short_names(domains)
     frame = _frame(found, [row.over(axis=1) for row in found], columns)
@@ -47,30 +52,74 @@ def main_table(runs: Runs) -> Table:
         for name, short in zip(domains, columns, strict=True)
         if name in notes.collapsed_domains(runs, row)
     }
-    return _table(table_name(runs), notes.caption(runs, found), frame, found, runs, flagged)
+    return _table(
+        Table(
+            notes.table_name(runs),
+            notes.caption(runs, found),
+            frame,
+            header=("method", *columns),
+            lines=(),
+            unit=f"{metric_of(runs).symbol} %",
+            footnotes=(*notes.footnotes(runs, found), *class_notes(runs)),
+        ),
+        found,
+        runs,
+        flagged,
+        _empty(found, [row.is_empty(0, 1) for row in found], columns),
+    )
 
 
 def round_table(runs: Runs) -> Table | None:
-    """Means of one group per round, or None where there is a single round."""
+    """One group by round and domain with the mean of each round; None for a single round.
+
+    Of many rounds or domains the means alone.
+    """
     num_rounds = int(runs.cells["rounds"].iloc[0])
     if num_rounds == 1:
         return None
-    found = rows(runs)
-    columns = [f"round {number + 1}" for number in range(num_rounds)]
-    frame = _frame(found, [row.over(axis=2) for row in found], columns)
+    found = in_axis_order(rows(runs))
+    rounds = [f"round {number + 1}" for number in range(num_rounds)]
+    short = short_names(domain_names(runs))
+    by_domain = num_rounds * (len(short) + 1) <= MAX_COLUMNS
+    if not by_domain:
+        short = []
+    columns = [name for step in rounds for name in (*(f"{step} {d}" for d in short), step)]
+    parts = [_by_round(row.by_round()[:, : len(short)], row.over(axis=2)) for row in found]
+    empty = [_by_round(row.is_empty(0)[:, : len(short)], row.is_empty(0, 2)) for row in found]
+    frame = _frame(found, parts, columns)
     _add_gain(frame, found, runs)
-    caption = f"By round. {notes.caption(runs, found)}"
-    return _table(f"{table_name(runs)}-rounds", caption, frame, found, runs, set())
+    heads = [*short, "mean"] * num_rounds if by_domain else columns
+    return _table(
+        Table(
+            f"{notes.table_name(runs)}-rounds",
+            f"By round{' and domain' if by_domain else ''}. {notes.caption(runs, found)}",
+            frame,
+            header=("method", *heads),
+            lines=(),
+            footnotes=notes.footnotes(runs, found),
+            spans=(("", 1), *((name, len(short) + 1) for name in rounds)) if by_domain else (),
+        ),
+        found,
+        runs,
+        set(),
+        _empty(found, empty, columns),
+    )
+
+
+def _by_round(values: npt.NDArray[Any], means: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[rounds, domains] and [rounds] as one line: the domains of a round, then its mean."""
+    return np.concatenate([values, means[:, None]], axis=1).ravel()
 
 
 def significance_table(runs: Runs) -> Table | None:
     """Each method of one group against source, or None without a finished source to pair with."""
-    found = rows(runs)
+    found = in_axis_order(rows(runs))
     source = source_row(found)
     others = [row for row in found if row is not source and not np.isnan(row.mean)]
-    if source is None or not others or metric_of(runs) != "error":
+    metric = metric_of(runs)
+    if source is None or not others:
         return None
-    results = {row.label: _against(row, source) for row in others}
+    results = {row.label: _against(row, source, metric.name) for row in others}
     paired = {label: r for label, r in results.items() if isinstance(r, PairedDifference)}
     frame = pd.DataFrame(
         [(r.difference, r.low, r.high, r.p) for r in paired.values()],
@@ -79,25 +128,18 @@ def significance_table(runs: Runs) -> Table | None:
     )
     frame["p_holm"] = holm(frame["p"].tolist())
     return Table(
-        name=f"{table_name(runs)}-significance",
+        name=f"{notes.table_name(runs)}-significance",
         caption=(
-            f"Each method against {source.label}: {notes.title(runs)}. Difference in mean error in "
-            "points (negative: the method is better) with its 95 % interval and two-sided p "
-            "from a paired bootstrap over the test images, and p after Holm's correction; bold "
-            f"where that is below {SIGNIFICANT}."
+            f"Each method against {source.label}: {notes.title(runs)}. Difference in mean "
+            f"{metric.symbol} in points ({metric.sign_of_better}: the method is better) with its "
+            "95 % interval and two-sided p from a paired bootstrap over the test images, and p "
+            f"after Holm's correction; bold where that is below {SIGNIFICANT}."
         ),
         frame=frame.reindex(list(results)),
         header=("method", "difference", "95 % interval", "p", "p (Holm)"),
         lines=tuple((row.label, _significance_line(frame, row.label)) for row in others),
         footnotes=tuple(f"{name}: {r}" for name, r in results.items() if isinstance(r, str)),
     )
-
-
-def table_name(runs: Runs) -> str:
-    """A short, safe and unique stem for the files of a group."""
-    cell = runs.cells.iloc[0]
-    text = f"{cell['benchmark']}-{cell['setting']}-{cell['model']}"
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:80].strip("-.") + f"-{cell['group']}"
 
 
 def _frame(
@@ -116,64 +158,54 @@ def _frame(
 def _add_gain(frame: pd.DataFrame, found: Sequence[Row], runs: Runs) -> None:
     source = source_row(found)
     if source is not None:
-        gain = source.mean - frame["mean"]
-        frame["gain"] = -gain if metric_of(runs) in HIGHER_IS_BETTER else gain
+        metric = metric_of(runs)
+        frame["gain"] = [metric.gain(source.mean, mean) for mean in frame["mean"]]
     frame["seeds"] = [len(row.values) for row in found]
 
 
-def _table(
-    name: str,
-    caption: str,
-    frame: pd.DataFrame,
-    found: Sequence[Row],
-    runs: Runs,
-    flagged: set[tuple[str, str]],
-) -> Table:
-    higher = metric_of(runs) in HIGHER_IS_BETTER
-    domains = list(frame.columns[: list(frame.columns).index("mean")])
-    columns = {name: _ranked_entries(frame, name, higher, flagged) for name in [*domains, "mean"]}
+def _empty(
+    found: Sequence[Row], masks: Sequence[npt.NDArray[np.bool_]], columns: Sequence[str]
+) -> Cells:
+    """Where there was nothing to score."""
+    return {
+        (row.label, column)
+        for row, mask in zip(found, masks, strict=True)
+        for column, is_empty in zip(columns, mask, strict=True)
+        if is_empty
+    }
+
+
+def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty: Cells) -> Table:
+    """The plan with its lines, and with the columns that every such table ends with."""
+    frame, higher = plan.frame, metric_of(runs).higher_is_better
+    values = list(frame.columns[: list(frame.columns).index("mean")])
+    columns = {
+        name: ranked(frame[name], higher, _in(empty, name), _in(flagged, name))
+        for name in [*values, "mean"]
+    }
     columns["mean"] = [
         entry if np.isnan(std) else Entry(f"{entry.text} ± {std:.1f}", entry.best, entry.second)
         for entry, std in zip(columns["mean"], frame["std"], strict=True)
     ]
     if "gain" in frame:
-        columns["gain"] = [Entry(_signed(value)) for value in frame["gain"]]
+        columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
     if _seeds_vary(found):
         columns["seeds"] = [Entry(_seeds(row)) for row in found]
-    return Table(
-        name=name,
-        caption=caption,
-        frame=frame,
-        header=("method", *columns),
+    more = list(columns)[len(values) :]
+    return replace(
+        plan,
+        header=(*plan.header, *more),
         lines=tuple(
             (row.label, tuple(entries[line] for entries in columns.values()))
             for line, row in enumerate(found)
         ),
-        footnotes=notes.footnotes(runs, found),
+        spans=(*plan.spans, ("all rounds", len(more))) if plan.spans else (),
     )
 
 
-def _ranked_entries(
-    frame: pd.DataFrame, column: str, higher: bool, flagged: set[tuple[str, str]]
-) -> list[Entry]:
-    """Printed values of a column. Ranks go by what is printed, so that equals look equal."""
-    printed = [MISSING if np.isnan(value) else f"{value:.1f}" for value in frame[column]]
-    order = sorted({float(text) for text in printed if text != MISSING}, reverse=higher)
-    best, second = ([f"{value:.1f}" for value in order] + ["", ""])[:2]
-    is_ranked = sum(text != MISSING for text in printed) > 1
-    return [
-        Entry(
-            text, is_ranked and text == best, is_ranked and text == second, (row, column) in flagged
-        )
-        for row, text in zip(frame.index, printed, strict=True)
-    ]
-
-
-def _signed(value: float) -> str:
-    if np.isnan(value):
-        return MISSING
-    text = f"{abs(value):.1f}"
-    return text if text == "0.0" else ("+" if value > 0 else "−") + text
+def _in(cells: Cells, column: str) -> set[str]:
+    """The row labels of the cells in a column."""
+    return {label for label, name in cells if name == column}
 
 
 def _seeds_vary(found: Sequence[Row]) -> bool:
@@ -187,14 +219,15 @@ def _seeds(row: Row) -> str:
     return str(done) if done == planned else f"{done}/{planned}"
 
 
-def _against(row: Row, source: Row) -> PairedDifference | str:
+def _against(row: Row, source: Row, metric: str) -> PairedDifference | str:
     """The paired difference over the seeds both have, or the sentence that says why not."""
     paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (row, source)]
     common = sorted(paths[0].keys() & paths[1].keys())
     if not common:
         return f"no finished seed in common with {SOURCE}."
     try:
-        return paired_bootstrap(*([part[seed] for seed in common] for part in paths))
+        ours, theirs = ([part[seed] for seed in common] for part in paths)
+        return paired_bootstrap(ours, theirs, metric=metric)
     except RunError as error:
         return str(error)
 
@@ -204,8 +237,8 @@ def _significance_line(frame: pd.DataFrame, label: str) -> tuple[Entry, ...]:
         return (Entry(MISSING),) * 4
     difference, low, high, p, p_holm = frame.loc[label]
     return (
-        Entry(_signed(difference), best=p_holm < SIGNIFICANT),
-        Entry(f"[{_signed(low)}, {_signed(high)}]"),
+        Entry(signed(difference), best=p_holm < SIGNIFICANT),
+        Entry(f"[{signed(low)}, {signed(high)}]"),
         Entry(_p_text(p)),
         Entry(_p_text(p_holm)),
     )

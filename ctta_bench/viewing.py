@@ -24,8 +24,8 @@ from ctta_bench.analysis.collect import Runs, load
 from ctta_bench.analysis.components import SEMANTIC, named
 from ctta_bench.analysis.folders import read_cell
 from ctta_bench.analysis.kept import LAST, KeptModel, kept_models, split_layers, that_kept
+from ctta_bench.analysis.notes import table_name
 from ctta_bench.analysis.rows import SOURCE
-from ctta_bench.analysis.tables import table_name
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
 from ctta_bench.record import check_writable

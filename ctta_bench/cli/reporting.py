@@ -1,17 +1,25 @@
 """Tables, figures and the page."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ctta_bench.cli.shared import Format, check_format, error_printer, kind, print_json, printer
+from ctta_bench.errors import ConfigError
 
 
 @kind
 def report(
-    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
+    directory: Annotated[Path | None, typer.Argument(help="A folder of runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Instead of DIRECTORY/report.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="paper: its printed numbers beside these.", metavar="WHAT")
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Its tables alone, with recomputed means; no runs.")
+    ] = False,
     format: Format = "text",
 ) -> None:
     """Write tables, figures and one HTML page from finished runs, and print the tables.
@@ -19,9 +27,15 @@ def report(
     Example: `ctta-bench report runs/quickstart`
     """
     as_json = check_format(format)
+    if paper:
+        if directory is not None or against is not None:
+            raise ConfigError("report --paper: takes neither a folder of runs nor --against.")
+        return _print_quoted(out, as_json)
+    if directory is None:
+        raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
     from ctta_bench.analysis.report import write_report
 
-    files = write_report(directory, out, _draw_attention)
+    files = write_report(directory, out, _draw_attention, against)
     if as_json:
         tables = [
             {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
@@ -29,16 +43,40 @@ def report(
         ]
         print_json({"page": files.page, "results": files.results, "tables": tables})
         return
-    from ctta_bench.console import comparison_table
-
-    for table in files.tables:
-        printer().print(comparison_table(table.header, table.lines))
-        printer().print(table.caption, style="dim", highlight=False)
-        for note in table.footnotes:
-            printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+    _print_tables(files.tables)
     for folder, reason in files.left_out:
         error_printer().print(f"left out: {folder}: {reason}", markup=False, soft_wrap=True)
     typer.echo(f"page: {files.page.resolve()}")
+
+
+def _print_quoted(out: Path | None, as_json: bool) -> None:
+    """The paper's tables; their files too where a folder is given."""
+    from ctta_bench.analysis.quoted import quoted_tables, write_quoted
+
+    tables = quoted_tables()
+    written = [] if out is None else write_quoted(out)
+    if as_json:
+        print_json([_as_record(table) for table in tables])
+        return
+    _print_tables(tables)
+    if written:
+        typer.echo(f"tables: {written[0].parent.resolve()}")
+
+
+def _print_tables(tables: Sequence[Any]) -> None:
+    from ctta_bench.console import comparison_table
+
+    for table in tables:
+        printer().print(comparison_table(table.heads, table.lines, table.unit))
+        printer().print(table.caption, style="dim", highlight=False)
+        for note in table.footnotes:
+            printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+
+
+def _as_record(table: Any) -> dict[str, Any]:
+    """A table's caption, its numbers as one record a row, and its footnotes."""
+    rows = table.frame.rename_axis("method").reset_index().to_dict("records")
+    return {"name": table.name, "caption": table.caption, "rows": rows, "notes": table.footnotes}
 
 
 def _draw_attention(runs: Any, folder: Path) -> Any:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 import ctta_bench.analysis
+from ctta_bench.experiment import load_experiment
 
 FOLDER = Path(ctta_bench.analysis.__file__).parent / "reference"
 
@@ -35,3 +36,12 @@ def test_segmentation_means_are_those_of_the_errata(results, method, printed, re
     mean = rows[(rows["domain"] == "mean") & (rows["round"] == "all")]
     assert mean["value"].tolist() == [printed]
     assert round(rows.loc[rows["domain"] != "mean", "value"].mean(), 1) == recomputed
+
+
+def test_the_experiment_of_acdc_has_the_paper_s_methods_and_rounds(results):
+    experiment = load_experiment("paper/main_acdc")
+    rows = results[results["table"] == "acdc"]
+    assert {entry.name for entry in experiment.methods} == set(rows["method"])
+    rounds = {name for name in rows["round"] if name.isdigit()}
+    assert experiment.set["benchmark.rounds"] == len(rounds)
+    assert experiment.benchmarks == ("cityscapes_acdc",)

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.plots import put_title
 from ctta_bench.analysis.sweeps import batch_size_sweeps, sweep_figure, sweeps
+from ctta_bench.analysis.tables import main_table
 
 
 def only_group(runs_dir):
@@ -49,6 +52,30 @@ def test_batch_sizes_of_one_protocol_stand_in_one_figure(runs_dir, cell):
     tent = sweep.points[sweep.points["line"] == "tent"]
     assert tent["value"].tolist() == [1, 4, 16]
     np.testing.assert_allclose(tent["mean"], [90.0, 50.0, 20.0])
+
+
+def test_a_table_of_a_sweep_follows_the_swept_value_with_source_first(runs_dir, cell):
+    for rank, rate in ((12, 0.1), (2, 0.3), (4, 0.2), (8, 0.4)):
+        cell("paid", {"noise": rate}, hyperparameters={"rank": rank})
+    cell("source", {"noise": 0.5})
+    cell("tent", {"noise": 0.15})
+    cell("sar", {"noise": 0.45})
+    assert list(main_table(only_group(runs_dir)).frame.index) == [
+        "source",
+        *(f"paid rank={rank}" for rank in (2, 4, 8, 12)),
+        "tent",
+        "sar",
+    ]
+
+
+def test_a_long_title_stays_inside_its_figure(tmp_path):
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    figure.subplots()
+    put_title(figure, "fashion_c, continual, severity 5 – fashion_vit (a1295d7b), pre-processing W")
+    figure.savefig(tmp_path / "figure.png")
+    box = figure._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
 
 
 def test_the_figure_writes_what_it_draws(runs_dir, cell, tmp_path):

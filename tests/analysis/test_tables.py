@@ -287,3 +287,13 @@ def test_latex_compiles(cell, runs_dir, tmp_path):
 def test_short_names_are_the_papers_unless_two_would_be_the_same():
     assert short_names(["gaussian_noise", "jpeg_compression"]) == ["gaussian", "jpeg"]
     assert short_names(["gaussian_noise", "gaussian"]) == ["gaussian_noise", "gaussian"]
+
+
+def test_a_label_names_only_what_differs(cell, runs_dir):
+    """A field that joined later stands in the records that use it, and in no other."""
+    common = {"lr": 0.01, "rank": 12}
+    cell("paid", RATES, hyperparameters=common)
+    cell("paid", RATES, hyperparameters=common | {"side": "output"})
+    cell("paid", RATES, hyperparameters=common | {"warmup_epochs": 3})
+    labels = set(only_table(runs_dir).frame.index)
+    assert labels == {"paid", "paid side=output", "paid with warm-up"}
