@@ -79,6 +79,8 @@ class Cell:
 
     `notes`: what a reader of its numbers should know, as sentences; no part of the identity.
     `warmup`: the record of the warm-up that the cell starts from, None without one.
+    `asked`: the request before names and presets were filled in, from which another process makes
+    the same cell.
     """
 
     request: CellRequest
@@ -87,6 +89,7 @@ class Cell:
     record: dict[str, Any] = field(repr=False)
     notes: tuple[str, ...] = ()
     warmup: dict[str, Any] | None = field(default=None, repr=False)
+    asked: CellRequest | None = field(default=None, repr=False)
 
     @property
     def id(self) -> str:
@@ -352,6 +355,7 @@ def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
         or METHODS.get(request.method).learns_labels
         else benchmark.num_classes,
         "root": request.data_root,
+        "task": benchmark.task,
     }
 
 
@@ -381,8 +385,14 @@ def _read_facts(
 
 def resolve(request: CellRequest) -> Cell:
     """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError."""
+    asked = request
     method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
     method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
+    if benchmark_class.task not in method_class.tasks:
+        raise ConfigError(
+            f"method {method!r} is for {' and '.join(sorted(method_class.tasks))}, and benchmark "
+            f"{benchmark!r} for {benchmark_class.task}; choose another of the two."
+        )
     routed = route_overrides(request.set, method_class.Hyperparameters, benchmark_class.Settings)
     request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
     hyperparameters = validate(
@@ -417,6 +427,7 @@ def resolve(request: CellRequest) -> Cell:
             "name": benchmark,
             "version": benchmark_class.version,
             **settings.record(),
+            **built.facts(),
             "domains": list(domains),
         },
         "model": {"name": model, "sha256": sha256},
@@ -436,7 +447,7 @@ def resolve(request: CellRequest) -> Cell:
     note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
     # A method without hyper-parameters has none that another model might ask for.
     notes = (note,) if note and method_class.Hyperparameters.model_fields else ()
-    return Cell(request, hyperparameters, settings, record, notes, warmup)
+    return Cell(request, hyperparameters, settings, record, notes, warmup, asked)
 
 
 def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ctta_bench.config import Cell, CellRequest, identity, read_yaml, resolve, validate
 from ctta_bench.errors import ConfigError, CttaBenchError
-from ctta_bench.registry import METHODS, canonical
+from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 
 Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
@@ -25,8 +25,19 @@ class MethodEntry(BaseModel):
     preset: str = "default"
     models: tuple[str, ...] = Field((), description="instead of the experiment's")
     benchmarks: tuple[str, ...] = Field((), description="instead of the experiment's")
+    semantic_shift: bool = Field(
+        False, description="run on the other label set that each benchmark names, on its own model"
+    )
     set: dict[str, Any] = {}
     sweep: Sweep = Field({}, description="values of keys: a cell for each combination of them")
+
+
+class SingleCell(BaseModel):
+    """A cell by itself: any field of `CellRequest`, which checks the others."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    set: dict[str, Any] = {}
 
 
 class Experiment(BaseModel):
@@ -37,8 +48,8 @@ class Experiment(BaseModel):
     name: str = ""
     title: str = ""
     remakes: str = Field("", description="table or figure of a paper that this remakes")
-    methods: tuple[MethodEntry, ...] = Field(min_length=1)
-    benchmarks: tuple[str, ...] = Field(min_length=1)
+    methods: tuple[MethodEntry, ...] = ()
+    benchmarks: tuple[str, ...] = ()
     models: tuple[str | None, ...] = (None,)
     preprocessing: tuple[Any, ...] = ("true",)
     precision: str = "float32"
@@ -46,6 +57,13 @@ class Experiment(BaseModel):
     keep_models: Literal["none", "last", "domains"] = "none"
     set: dict[str, Any] = {}
     sweep: Sweep = Field({}, description="as a method's, for all of them")
+    exclude: tuple[dict[str, Any], ...] = Field(
+        (), description="cells of the product to leave out: those with all values of an entry"
+    )
+    cells: tuple[SingleCell, ...] = Field(
+        (),
+        description="further cells one by one, as `run` takes them: method, benchmark, seed, ...",
+    )
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -53,6 +71,12 @@ class Experiment(BaseModel):
         if not isinstance(entries, list):
             return entries
         return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> "Experiment":
+        if bool(self.methods) != bool(self.benchmarks) or not (self.methods or self.cells):
+            raise ValueError("give methods and benchmarks, or cells; at least 1 of each")
+        return self
 
 
 def load_experiment(name_or_file: str) -> Experiment:
@@ -96,17 +120,20 @@ def expand(
     cells: dict[str, Cell] = {}
     warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
     problems: list[str] = []
-    for number, values in _requests(experiment, benchmarks, seeds):
+    requests, idle = _chosen(experiment, benchmarks, seeds)
+    problems += idle
+    for place, values in requests:
         values |= given | {"set": values["set"] | (overrides or {})}
         try:
+            values = _onto_shift(values) if "shift" in values else values
             cell = resolve(validate(CellRequest, values, "cell"))
         except CttaBenchError as error:
-            problem = f"methods[{number}]: {error}"
+            problem = f"{place}: {error}"
             if problem not in problems:
                 problems.append(problem)
             continue
         if cell.id in cells:
-            problems.append(f"methods[{number}]: gives the cell {cell.id} again.")
+            problems.append(f"{place}: gives the cell {cell.id} again.")
         cells[cell.id] = cell
         # A method that does all its learning there is its warm-up alone already.
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
@@ -117,15 +144,63 @@ def expand(
     return list((cells | {cell.id: cell for cell in warmed.values()}).values())
 
 
+def requested(experiment: Experiment) -> list[dict[str, Any]]:
+    """The cells that a file asks for, unresolved: `CellRequest`s as plain values; needs no data."""
+    return [values for _, values in _chosen(experiment, (), ())[0]]
+
+
 def count_cells(experiment: Experiment) -> int:
     """How many cells a file asks for, beside warm-ups and their own rows; needs no data."""
-    return sum(1 for _ in _requests(experiment, (), ()))
+    return len(requested(experiment))
+
+
+Placed = tuple[str, dict[str, Any]]  # where in the file a request comes from, and its values
+
+
+def _chosen(
+    experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
+) -> tuple[list[Placed], list[str]]:
+    """The product without what is excluded, then single cells; and exclusions of nothing."""
+    product = [*_requests(experiment, benchmarks, seeds)]
+    matches = [
+        [number for number, (_, values) in enumerate(product) if _is_like(values, entry)]
+        for entry in experiment.exclude
+    ]
+    # Where the command line replaces lists of the file, an exclusion may well find nothing.
+    idle = [] if benchmarks or seeds else [n for n, found in enumerate(matches) if not found]
+    problems = [
+        f"exclude[{n}]: {experiment.exclude[n]} matches no cell of the product." for n in idle
+    ]
+    out = {number for found in matches for number in found}
+    kept = [placed for number, placed in enumerate(product) if number not in out]
+    common = {
+        "precision": experiment.precision,
+        "experiment": experiment.name,
+        "keep_models": experiment.keep_models,
+    }
+    single = [
+        (f"cells[{n}]", common | single.model_dump() | {"set": experiment.set | single.set})
+        for n, single in enumerate(experiment.cells)
+    ]
+    return kept + single, problems
+
+
+def _is_like(values: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Whether a request has every value of an entry of `exclude`; a list there is any of them."""
+    if not entry:
+        return False
+    flat = {key: value for key, value in values.items() if key != "set"} | values["set"]
+    for key, wanted in entry.items():
+        options = wanted if isinstance(wanted, list) else [wanted]
+        if key not in flat or flat[key] not in options:
+            return False
+    return True
 
 
 def _requests(
     experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The product of an experiment's lists: number of the method's entry, values of the request."""
+) -> Iterator[Placed]:
+    """The product of an experiment's lists: place of the method's entry, values of the request."""
     entries = [
         (number, entry, chosen)
         for number, entry in enumerate(experiment.methods)
@@ -138,10 +213,11 @@ def _requests(
             for number, entry, chosen in entries:
                 if benchmark not in (entry.benchmarks or common):
                     continue
+                shift = _shift_of(benchmark) if entry.semantic_shift else {}
                 for model in entry.models or experiment.models:
                     for seed in seeds or experiment.seeds:
                         yield (
-                            number,
+                            f"methods[{number}]",
                             {
                                 "method": entry.name,
                                 "preset": entry.preset,
@@ -153,8 +229,47 @@ def _requests(
                                 "experiment": experiment.name,
                                 "keep_models": experiment.keep_models,
                                 "set": experiment.set | entry.set | chosen,
-                            },
+                            }
+                            | ({"shift": shift} if shift else {}),
                         )
+
+
+def _shift_of(benchmark: str) -> dict[str, Any]:
+    """The other label set that a benchmark names: its benchmark, number of labels and domains.
+
+    Raises ConfigError if it names none.
+    """
+    shift: dict[str, Any] | None = BENCHMARKS.find(benchmark).attributes.get("semantic_shift")
+    if shift is None:
+        raise ConfigError(
+            f"benchmark {benchmark!r} names no other label set for `semantic_shift: true`; give "
+            "the entry benchmarks, models and labels of its own."
+        )
+    return shift
+
+
+def _onto_shift(values: dict[str, Any]) -> dict[str, Any]:
+    """A request for the other label set, on the model of the benchmark that names it.
+
+    Of the settings those stay that it has, too, but for the domains.
+    """
+    shift = values["shift"]
+    settings = BENCHMARKS.get(shift["benchmark"]).Settings.model_fields
+    own = {"labels": shift["labels"]}
+    if "domains" in shift:
+        own["benchmark.domains"] = shift["domains"]
+    of_stream = BENCHMARKS.get(values["benchmark"]).Settings.model_fields
+    kept = {
+        key: value
+        for key, value in values["set"].items()
+        if (bare := key.removeprefix("benchmark.")) not in of_stream
+        or (bare in settings and bare != "domains")
+    }
+    return {key: value for key, value in values.items() if key != "shift"} | {
+        "benchmark": shift["benchmark"],
+        "model": values.get("model") or BENCHMARKS.get(values["benchmark"]).default_model,
+        "set": kept | own,
+    }
 
 
 def combinations(sweep: Sweep) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Bases of the methods' hyper-parameters: strict, fixed; what optimisers and warm-ups need.
 
 A field that joins a method later carries `json_schema_extra=NEWER`, and its default is what the
-method did before: while all such fields are at their defaults they are left out of the record, so
-that cells from before they existed keep their identity.
+method did before: at its default it is left out of the record, so that cells from before it existed
+keep their identity, and tables name it only where it is used.
 """
 
 from typing import Any, Literal
@@ -23,13 +23,13 @@ class MethodHyperparameters(BaseModel):
         return False
 
     def record(self) -> dict[str, Any]:
-        """Plain values for cell.yaml; without the newer fields if none of them is used."""
+        """Plain values for cell.yaml; of the newer fields those that are not at their defaults."""
         values = self.model_dump(mode="json")
-        fields = type(self).model_fields
-        newer = {name for name, field in fields.items() if field.json_schema_extra == NEWER}
-        if any(getattr(self, name) != fields[name].default for name in newer):
-            return values
-        return {name: value for name, value in values.items() if name not in newer}
+        return {
+            name: values[name]
+            for name, field in type(self).model_fields.items()
+            if field.json_schema_extra != NEWER or getattr(self, name) != field.default
+        }
 
 
 class OptimizerHyperparameters(MethodHyperparameters):
@@ -61,9 +61,9 @@ class WarmupHyperparameters(MethodHyperparameters):
     warmup_lr: float = Field(
         1e-4, ge=0, description="learning rate of the warm-up", json_schema_extra=NEWER
     )
-    warmup_schedule: Literal["constant", "cosine", "steps"] = Field(
+    warmup_schedule: Literal["constant", "cosine", "steps", "linear"] = Field(
         "constant",
-        description="of its rate; cosine and steps rise through the first epoch",
+        description="of its rate; cosine and steps rise through the first epoch, linear throughout",
         json_schema_extra=NEWER,
     )
     warmup_cosine_epochs: int = Field(

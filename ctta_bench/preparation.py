@@ -38,7 +38,6 @@ from ctta_bench.record import (
     SCHEMA_VERSION,
     RunFolder,
     atomic,
-    check_writable,
     write_json,
     write_yaml,
 )
@@ -81,23 +80,17 @@ def run_warmup(
     Checkpoints, errors and interrupts are those of `engine.run_cell`.
     """
     assert cell.warmup is not None
-    check_writable(folder.path)
-    with folder.locked() as heartbeat:
-        if force:
-            folder.clear()
-        folder.check_configuration(cell.warmup)
-        if folder.is_done:
+    with folder.work(cell.warmup, force=force) as heartbeat:
+        if heartbeat is None:
             return folder.result()
-        folder.file("failed.json").unlink(missing_ok=True)
-        write_yaml(folder.file("cell.yaml"), cell.warmup)
+        held = heartbeat
 
         def alive() -> None:
-            heartbeat.beat()
+            held.beat()
             beat()
 
-        with folder.noting_failure():
-            pace = Pace(checkpoint_seconds, checkpoint_updates)
-            return _run(cell, folder, torch.device(device), loggers, pace, alive)
+        pace = Pace(checkpoint_seconds, checkpoint_updates)
+        return _run(cell, folder, torch.device(device), loggers, pace, alive)
 
 
 def _run(
@@ -133,8 +126,8 @@ def _run(
                     content = {"lines": lines, "seconds": time.monotonic() - began}
                     write_state(folder, content | {"warmup": warmup.state_dict()})
                 if stops:
-                    folder.append_log(f"interrupted after {len(lines)} updates")
-                    raise KeyboardInterrupt
+                    folder.append_log(f"interrupted by {interrupt.asked} after {len(lines)} updates")
+                    raise KeyboardInterrupt(interrupt.asked)
     finally:
         log.finish(None)
     learnt = warmup.finish()

@@ -25,21 +25,24 @@ RANDOM_STATE = "random_state"  # beside the parameters: the stream draws on from
 
 
 def warmup_rate(
-    schedule: Literal["constant", "cosine", "steps"],
+    schedule: Literal["constant", "cosine", "steps", "linear"],
     lr: float,
     update: int,
     per_epoch: int,
     cosine_epochs: int = 5,
+    total: int = 1,
 ) -> float:
-    """Learning rate of update number `update` (from 0) where an epoch has `per_epoch`.
+    """Learning rate of update number `update` (from 0) of `total` where an epoch has `per_epoch`.
 
     The schedules of the official code of PAID and of the community's EcoTTA: the first epoch rises
     from 0 with each update; later ones are constant within and fall by half a cosine, or to a
-    fifth after 3, 6 and 8 epochs.
+    fifth after 3, 6 and 8 epochs. RMT's (`linear`) rises to the end of the warm-up.
     """
     epoch, inside = divmod(update, per_epoch)
     if schedule == "constant":
         return lr
+    if schedule == "linear":
+        return lr * (update + 1) / total
     if epoch == 0:
         return lr * inside / per_epoch
     if schedule == "steps":
@@ -109,7 +112,12 @@ class Warmup:
     def _update(self, images: Tensor, labels: Tensor | None) -> dict[str, Any]:
         method, hp = self.method, self.hp
         rate = warmup_rate(
-            hp.warmup_schedule, hp.warmup_lr, self.done, self.per_epoch, hp.warmup_cosine_epochs
+            hp.warmup_schedule,
+            hp.warmup_lr,
+            self.done,
+            self.per_epoch,
+            hp.warmup_cosine_epochs,
+            self.total,
         )
         for group in method.optimizer.param_groups:
             group["lr"] = rate
@@ -137,7 +145,8 @@ class Warmup:
         method.adapt_only(trainable)
         self.skipped = method.counters["skipped_updates"] - self.skipped
         method.counters["skipped_updates"] -= self.skipped  # the stream counts its own
-        learnt = {name: value.detach().clone() for name, value in self.parameters.items()}
+        result = method.warmup_result()
+        learnt = {name: value.detach().clone() for name, value in result.items()}
         return learnt | {RANDOM_STATE: method._rng.clone()}
 
 
@@ -147,8 +156,8 @@ def load_warmed(method: "Method", warmed: Mapping[str, Tensor]) -> None:
 
     Raises MethodError if the tensors are not those of this method on this model.
     """
-    parameters = dict(method.warmup_parameters())
-    shapes = {name: value.shape for name, value in parameters.items()}
+    parts = dict(method.warmup_result())
+    shapes = {name: value.shape for name, value in parts.items()}
     found = {name: value.shape for name, value in warmed.items() if name != RANDOM_STATE}
     if found != shapes or RANDOM_STATE not in warmed:
         odd = sorted(k for k in shapes | found if shapes.get(k) != found.get(k)) or [RANDOM_STATE]
@@ -156,6 +165,6 @@ def load_warmed(method: "Method", warmed: Mapping[str, Tensor]) -> None:
             f"{type(method).__name__}: the warm-up is of another method or model ({odd[0]} does "
             f"not fit {method.model.name}); make it again from this model."
         )
-    for name, parameter in parameters.items():
-        parameter.copy_(warmed[name])
+    for name, part in parts.items():
+        part.copy_(warmed[name])
     method._rng = warmed[RANDOM_STATE].cpu().clone()

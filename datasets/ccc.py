@@ -25,7 +25,7 @@ from ctta_bench.datasets.decoding import Geometry, decode, subfolders
 from ctta_bench.datasets.files import atomic
 from ctta_bench.datasets.imagenet import train_images
 from ctta_bench.datasets.imagenet_c import VIT_B_16
-from ctta_bench.datasets.roots import data_root
+from ctta_bench.datasets.roots import data_root, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import Benchmark, ImageSet, SettingName, StreamSettings
@@ -139,6 +139,11 @@ class CCC(Benchmark):
     def home(self) -> Path:
         """ROOT/CCC."""
         return data_root(self.root) / "CCC"
+
+    @property
+    def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
+        """What the folder says of itself if it is a rehearsal, None for the published tars."""
+        return provenance(self.home)
 
     def domain_names(self) -> tuple[str, ...]:
         """The nine streams of the level."""

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -180,6 +181,7 @@ class Cifar10C(CifarC):
     num_classes = 10
     clean_folder = "cifar-10-batches-py"
     label_key = "labels"
+    semantic_shift: ClassVar = {"benchmark": "cifar100_c", "labels": 100, "domains": ["clean"]}
     splits = {"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)}
 
 
@@ -193,4 +195,5 @@ class Cifar100C(CifarC):
     num_classes = 100
     clean_folder = "cifar-100-python"
     label_key = "fine_labels"
+    semantic_shift: ClassVar = {"benchmark": "cifar10_c", "labels": 10, "domains": ["clean"]}
     splits = {"train": ("train",), "test": ("test",)}

@@ -5,7 +5,7 @@ No torch: worker programs open these too.
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,15 +48,19 @@ class CleanImages(Protocol):
 class CleanFolder:
     """Images of FOLDER/CLASS/IMAGE, in the order of their sorted relative names.
 
-    Grey images and such with transparency are taken as RGB, as Pillow converts them.
+    Grey images and such with transparency are taken as RGB, as Pillow converts them. `classes`: of
+    the images of a flat folder, by file name; they count as if they lay in folders of these names.
     """
 
     folder: Path
     geometry: Geometry
+    classes: Mapping[str, str] | None = None
 
     @functools.cached_property
     def files(self) -> list[str]:
-        """Relative names, sorted."""
+        """CLASS/IMAGE, sorted."""
+        if self.classes is not None:
+            return sorted(f"{synset}/{name}" for name, synset in self.classes.items())
         classes = subfolders(self.folder)
         return [f"{c}/{name}" for c in classes for name in image_names(self.folder / c)]
 
@@ -72,24 +76,30 @@ class CleanFolder:
     @property
     def labels(self) -> np.ndarray:
         """Positions of the classes among the sorted class folders."""
-        position = {name: label for label, name in enumerate(subfolders(self.folder))}
+        flat = self.classes
+        names = subfolders(self.folder) if flat is None else sorted(set(flat.values()))
+        position = {name: label for label, name in enumerate(names)}
         labels = [position[file.partition("/")[0]] for file in self.files]
         return np.asarray(labels, np.int64)
 
     def image(self, number: int) -> U8:
         """uint8 [size, size, 3]. Raises DataError naming a file that does not decode."""
-        return decode(self.folder / self.files[number], self.geometry).transpose(1, 2, 0)
+        return decode(self._path(self.files[number]), self.geometry).transpose(1, 2, 0)
+
+    def _path(self, file: str) -> Path:
+        return self.folder / (file if self.classes is None else file.rpartition("/")[2])
 
     def sha256(self) -> str:
         """Of names, sizes in bytes and geometry: reading all of ImageNet would take its time."""
         digest = hashlib.sha256(repr(self.geometry).encode())
         for file in self.files:
-            digest.update(f"{file}\0{(self.folder / file).stat().st_size}\n".encode())
+            digest.update(f"{file}\0{self._path(file).stat().st_size}\n".encode())
         return digest.hexdigest()
 
     def recipe(self) -> dict[str, Any]:
-        """Folder and geometry."""
-        return {"folder": str(self.folder), "geometry": asdict(self.geometry)}
+        """Folder, geometry, and the classes of a flat folder."""
+        flat = {} if self.classes is None else {"flat": dict(self.classes)}
+        return {"folder": str(self.folder), "geometry": asdict(self.geometry), **flat}
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,8 @@ class CleanArray:
 def open_clean(recipe: dict[str, Any]) -> CleanImages:
     """The images that a recipe describes."""
     if "folder" in recipe:
-        return CleanFolder(Path(recipe["folder"]), Geometry(**recipe["geometry"]))
+        geometry = Geometry(**recipe["geometry"])
+        return CleanFolder(Path(recipe["folder"]), geometry, recipe.get("flat"))
     return CleanArray(Path(recipe["file"]), np.asarray(recipe["labels"]), recipe["classes"])
 
 
@@ -162,7 +173,9 @@ def clean_images(source: Path, geometry: Geometry, work: Path) -> CleanImages:
     Raises DataError if there is nothing of the kind.
     """
     if source.is_dir():
-        clean: CleanImages = CleanFolder(source, geometry)
+        from ctta_bench.datasets.flat_val import flat_classes  # knows ImageNet's classes by timm
+
+        clean: CleanImages = CleanFolder(source, geometry, flat_classes(source))
     elif source.suffix == ".npy":
         clean = CleanArray(source, _labels(_load(source.with_name("labels.npy")), source))
     elif source.suffix == ".npz":

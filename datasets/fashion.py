@@ -8,7 +8,7 @@ made once per image, deterministically, into the cache. Images: Zalando SE, MIT 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ class FashionC(Benchmark):
     name = "fashion_c"
     num_classes = 10
     default_model = "fashion_vit"
+    semantic_shift: ClassVar = {"benchmark": "fashion_rotation", "labels": 4}
     severities = (1, 2, 3, 4, 5)
     version = VERSION
     provenance = f"self-made corruptions (version {VERSION})"

@@ -19,6 +19,7 @@ from ctta_bench.datasets.imagenet import class_folders, synsets
 from ctta_bench.errors import DataError
 
 ROBUSTBENCH = Path(__file__).parent / "lists" / "imagenet_5000.txt"
+SMALL = "all images of a set smaller than RobustBench's list of 5,000"  # a footnote
 _LINE = re.compile(r"(n\d{8})/([^/\\]+)")
 
 
@@ -117,4 +118,4 @@ def robustbench_files(folder: Path, geometry: Geometry) -> tuple[FileImages, str
     everything = all_files(folder, geometry)
     if len(everything.names) >= len(names):
         return listed_files(folder, names, "RobustBench's list", geometry), None
-    return everything, "all images of a set smaller than RobustBench's list of 5,000"
+    return everything, SMALL

@@ -8,7 +8,7 @@ numbers (`images=all`).
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
@@ -16,7 +16,10 @@ from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.datasets.decoding import Geometry, subfolders
 from ctta_bench.datasets.file_benchmark import FileBenchmark, FileSettings
 from ctta_bench.datasets.file_images import FileImages
+from ctta_bench.datasets.flat_val import flat_classes, flat_files
 from ctta_bench.datasets.image_lists import (
+    ROBUSTBENCH,
+    SMALL,
     all_files,
     listed_files,
     read_list,
@@ -93,6 +96,8 @@ class CorruptionFolders(FileBenchmark):
             geometry = Geometry(self.settings.crop)  # published at this size: another is an error
         if not folder.is_dir():
             raise DataError(f"no folder {folder}; {how_to_get(self.name, root)}")
+        if name == CLEAN and (classes := flat_classes(folder)) is not None:
+            return self._of_flat(folder, classes, geometry)
         match self.settings.images:
             case "all":
                 return all_files(folder, geometry)
@@ -104,6 +109,20 @@ class CorruptionFolders(FileBenchmark):
                 class_folders(folder)
                 return listed_files(folder, read_list(file), str(file), geometry)
 
+    def _of_flat(self, folder: Path, classes: dict[str, str], geometry: Geometry) -> FileImages:
+        """The same of a folder without synset folders, whose images' classes are known."""
+        match self.settings.images:
+            case "list" if len(classes) < len(read_list(ROBUSTBENCH)):
+                self.notes.add(SMALL)
+                return flat_files(folder, classes, geometry)
+            case "list":
+                whole = read_list(ROBUSTBENCH)
+                return flat_files(folder, classes, geometry, whole, "RobustBench's list")
+            case "all":
+                return flat_files(folder, classes, geometry)
+            case file:
+                return flat_files(folder, classes, geometry, read_list(file), str(file))
+
 
 @BENCHMARKS.register_module("imagenet_c")
 class ImageNetC(CorruptionFolders):
@@ -111,6 +130,7 @@ class ImageNetC(CorruptionFolders):
 
     name = "imagenet_c"
     folder = "ImageNet-C"
+    semantic_shift: ClassVar = {"benchmark": "cifar100_c", "labels": 100, "domains": ["clean"]}
     corruptions = CORRUPTIONS
     hold_out = HOLD_OUT
 
@@ -121,4 +141,5 @@ class ImageNet3DCC(CorruptionFolders):
 
     name = "imagenet_3dcc"
     folder = "ImageNet-3DCC"
+    semantic_shift: ClassVar = {"benchmark": "cifar100_c", "labels": 100, "domains": ["clean"]}
     corruptions = CORRUPTIONS_3D

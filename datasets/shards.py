@@ -24,7 +24,8 @@ class Recipe:
     """What decides the images of a set, beside the clean ones.
 
     parameters: "cifar" or "imagenet"; `frost` names the table for frost alone, whose ImageNet
-    pictures are not in the package. `severity` is that of the layout "domains".
+    pictures are not in the package. `severity` is that of the layout "domains". `called`: what a
+    corruption's folder is called, where that is not its name.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class Recipe:
     seed: int = 0
     frost: str | None = None
     severity: int = 5
+    called: dict[str, str] | None = None
 
     def table(self, corruption: str) -> str:
         """The table of parameters for a corruption."""
@@ -78,12 +80,12 @@ class Job:
 
     def place(self, corruption: str, severity: int) -> str:
         """Where a unit's folder or file is below the set's."""
-        layout = self.recipe.layout
+        name = (self.recipe.called or {}).get(corruption, corruption)
         return {
-            "arrays": f"{corruption}.npy",
-            "folders": f"{corruption}/{severity}",
-            "domains": corruption,
-        }[layout]
+            "arrays": f"{name}.npy",
+            "folders": f"{name}/{severity}",
+            "domains": name,
+        }[self.recipe.layout]
 
     def write_shard(self, task: Task) -> None:
         """Make one shard and mark it."""

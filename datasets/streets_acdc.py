@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ctta_bench.datasets.street_classes import CLASSES
 from ctta_bench.datasets.streets_scene import Scene, make_scene
-from ctta_bench.datasets.streets_weather import WEATHER
+from ctta_bench.datasets.streets_weather import HELD_OUT, WEATHER
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import Benchmark, ImageSet, SegmentationSettings
 
 CLEAN = "clean"
 # First number of a scene's seed: no two sets share a scene.
-SETS = {"train": 1, CLEAN: 2, "fog": 3, "night": 4, "rain": 5, "snow": 6}
+SETS = {"train": 1, CLEAN: 2, "fog": 3, "night": 4, "rain": 5, "snow": 6, "dusk": 7, "dust": 8}
 IMAGES = 400  # a domain, as ACDC's training split has
 CLEAN_IMAGES, SOURCE_IMAGES, TRAINING_IMAGES = 200, 500, 3000
 
@@ -59,9 +59,10 @@ class Streets:
         return [(number, scene_of(self.name, number)) for number in np.asarray(index).tolist()]
 
     def _image(self, number: int, scene: Scene) -> NDArray[np.uint8]:
-        if self.name not in WEATHER:
+        weather = (WEATHER | HELD_OUT).get(self.name)
+        if weather is None:
             return scene.image
-        return WEATHER[self.name](scene, np.random.default_rng((SETS[self.name], number, 1)))
+        return weather(scene, np.random.default_rng((SETS[self.name], number, 1)))
 
 
 class KeptStreets(Streets):
@@ -124,11 +125,11 @@ class StreetsACDC(Benchmark):
         return tuple(WEATHER)
 
     def extra_domains(self) -> tuple[str, ...]:
-        """Scenes in clear weather, as the source model knows them, but not those it saw."""
-        return (CLEAN,)
+        """Clear weather, as the source model knows it, in other scenes; and what is held out."""
+        return (CLEAN, *HELD_OUT)
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """400 scenes in one weather; 200 clean ones."""
+        """400 scenes in one weather or light; 200 clean ones."""
         return Streets(name, CLEAN_IMAGES if name == CLEAN else IMAGES)
 
     def source(self) -> ImageSet:

@@ -18,6 +18,7 @@ from ctta_bench.config import (
 )
 from ctta_bench.errors import ConfigError
 from ctta_bench.experiment import expand, load_experiment
+from ctta_bench.registry import METHODS
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -160,6 +161,14 @@ def test_hyper_parameters_are_chosen_on_no_test_corruption() -> None:
     assert not set(chosen_on) & set(CORRUPTIONS)
 
 
+def test_rates_for_the_streets_are_chosen_on_no_test_weather() -> None:
+    from ctta_bench.datasets.streets_weather import HELD_OUT, WEATHER
+
+    chosen_on = load_experiment("holdout_streets").set["benchmark.domains"]
+    assert set(chosen_on) == set(HELD_OUT)
+    assert not set(chosen_on) & set(WEATHER)
+
+
 def test_a_method_may_name_the_models_that_it_serves(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(
         "methods: [source, {name: paid, models: [toy_vit]}]\nbenchmarks: [toy]\n"
@@ -168,3 +177,14 @@ def test_a_method_may_name_the_models_that_it_serves(tmp_path: Path) -> None:
     cells = expand(load_experiment(str(tmp_path / "e.yaml")))
     pairs = [(c.record["method"]["name"], c.record["model"]["name"]) for c in cells]
     assert pairs == [("source", "toy_vit"), ("source", "toy_cnn"), ("paid", "toy_vit")]
+
+
+# -- fields that joined a method later
+
+
+def test_a_newer_field_is_recorded_where_it_is_used_and_no_other_with_it() -> None:
+    fields = METHODS.get("paid").Hyperparameters
+    plain = fields().record()
+    assert {"side", "two_pass", "stats_preproc", "warmup_epochs"}.isdisjoint(plain)
+    assert fields(side="output").record() == plain | {"side": "output"}
+    assert fields(side="input", warmup_epochs=3).record() == plain | {"warmup_epochs": 3}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ctta_bench.experiment import expand, load_experiment
+from ctta_bench.errors import ConfigError
+from ctta_bench.experiment import expand, load_experiment, requested
 
 COMPONENTS = ["magnitude", "direction", "orthogonal", "magnitude_direction", "magnitude_orthogonal"]
 
@@ -48,15 +49,48 @@ def test_the_paper_s_geometry_resets_at_each_domain_and_keeps_the_models():
         assert experiment.set == {"benchmark.setting": "reset"}
         assert experiment.keep_models == "domains"
         assert experiment.benchmarks == ("imagenet_c",)
-        tuned = [entry for entry in experiment.methods if entry.name == "finetune"]
-        assert all(entry.benchmarks == ("cifar100_c",) for entry in tuned)
-        assert all(entry.set["labels"] == 100 for entry in tuned)
+        tuned = [values for values in requested(experiment) if values["method"] == "finetune"]
+        assert {values["shift"]["benchmark"] for values in tuned} == {"cifar100_c"}
+        assert {values["shift"]["labels"] for values in tuned} == {100}
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"benchmark.domains": ["fog"], "severity": 3, "benchmark.examples": 7}]
+)
+def test_the_paper_s_geometry_can_be_pointed_at_another_benchmark(overrides):
+    cells = expand(
+        load_experiment("paper/geometry"),
+        benchmarks=("fashion_c",),
+        preset="default",
+        overrides=overrides,
+    )
+    told = [(cell.request.method, cell.request.benchmark, cell.record["model"]) for cell in cells]
+    model = told[0][2]
+    assert told == [
+        ("source", "fashion_c", model),
+        ("paid", "fashion_c", model),
+        ("finetune", "fashion_rotation", model),
+    ]
+    assert cells[-1].hyperparameters.labels == 4
+    assert cells[-1].settings.domains == ()
+    assert cells[-1].settings.examples == overrides.get("benchmark.examples")
+    assert {cell.settings.setting for cell in cells} == {"reset"}
+
+
+def test_a_benchmark_without_another_label_set_is_refused_by_name(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "methods: [{name: finetune, semantic_shift: true}]\nbenchmarks: [fashion_rotation]\n"
+    )
+    with pytest.raises(ConfigError, match="'fashion_rotation' names no other label set"):
+        expand(load_experiment(str(file)))
 
 
 def test_the_rates_of_the_settings_are_swept():
     cells = expand(load_experiment("controls/settings_rate"), benchmarks=("fashion_c",))
     pairs = {(cell.hyperparameters.component, cell.hyperparameters.lr) for cell in cells}
-    assert pairs == {(name, lr) for name in COMPONENTS for lr in (1e-5, 5e-5, 2e-4)}
+    rates = (1e-5, 5e-5, 2e-4, 1e-3, 5e-3)
+    assert pairs == {(name, lr) for name in COMPONENTS for lr in rates}
 
 
 def test_a_method_s_own_benchmarks_stand_whatever_the_command_line_says(tmp_path):

@@ -20,7 +20,8 @@ from ctta_bench.config import Cell, CellRequest, resolve
 from ctta_bench.engine import run_cell
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.experiment import Experiment, expand
-from ctta_bench.launch import run_grid, schedule
+from ctta_bench.launch.running import run_grid
+from ctta_bench.launch.steps import schedule
 from ctta_bench.loggers import Logger
 from ctta_bench.preparation import read_learnt, run_warmup
 from ctta_bench.record import RunFolder

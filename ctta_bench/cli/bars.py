@@ -5,14 +5,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
+
+from ctta_bench.console import passing_bar
 
 
 class StepBar:
@@ -20,16 +15,7 @@ class StepBar:
 
     def __init__(self, *, quiet: bool) -> None:
         console = Console(stderr=True, quiet=quiet)
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[amount]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = passing_bar(console, "{task.fields[amount]}")
         self._task: TaskID | None = None
         self._what = ""
 

@@ -1,5 +1,6 @@
 """What there is: methods, benchmarks, models, experiments."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,12 @@ from ctta_bench.cli.shared import (
     printer,
 )
 from ctta_bench.errors import ConfigError
+
+RUNS = Path("runs")
+HOW_COST_IS_COUNTED = (
+    "passes: images x (forward + backward) in millions, as methods declare them, without warm-ups; "
+    f"time: on one worker, by earlier runs of method, benchmark and model in {RUNS}/."
+)
 
 
 @kind
@@ -43,18 +50,11 @@ def list_entries(
         return list_pairs(model, verbose, as_json)
     rows: list[dict[str, Any]]
     if what == "experiments":
-        from ctta_bench.experiment import count_cells, experiment_files, load_experiment
+        from ctta_bench.costing import rows as experiment_rows
+        from ctta_bench.experiment import experiment_files, load_experiment
 
         found = {name: load_experiment(name) for name in experiment_files()}
-        rows = [
-            {
-                "name": n,
-                "cells": count_cells(e),
-                "description": e.title,
-                "remakes": e.remakes or "–",
-            }
-            for n, e in found.items()
-        ]
+        rows = list(experiment_rows(found, RUNS))
     elif what == "settings":
         rows = setting_rows()
     else:
@@ -80,11 +80,13 @@ def list_entries(
     more = {
         "methods": ["source_access", "warmup_access"],
         "settings": ["parameters"],
-        "experiments": ["cells", "remakes"],
+        "experiments": ["cells", "passes", "time", "remakes"],
     }
     columns = ["name", *more.get(what, []), "description"]
     cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
     printer().print(plain_table([c.replace("_", " ") for c in columns], cells))
+    if what == "experiments":
+        typer.echo(HOW_COST_IS_COUNTED)
     for name, description in described.items():
         for table in hyperparameter_tables(name, description):
             printer().print(table)

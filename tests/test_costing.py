@@ -1,0 +1,146 @@
+"""What an experiment costs: passes from what is declared, hours from runs that are there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.cli import app
+from ctta_bench.costing import cost_of, images_of, known_streams, measured
+from ctta_bench.datasets.imagenet_variants import Variant
+from ctta_bench.experiment import Experiment, load_experiment
+from ctta_bench.registry import BENCHMARKS, METHODS
+
+VIT = "timm_vit_base_patch16_224.augreg"  # as the names of folders cut it
+
+
+def experiment(**values: Any) -> Experiment:
+    return Experiment(**{"methods": ["tent"], "benchmarks": ["imagenet_c"]} | values)
+
+
+def run(root: Path, folder: str, rate: float) -> None:
+    (root / "one" / folder).mkdir(parents=True)
+    content = {"cost": {"images_per_second": rate}}
+    (root / "one" / folder / "result.json").write_text(json.dumps(content))
+
+
+def values(**settings: Any) -> dict[str, Any]:
+    return {"benchmark": "fashion_c", "set": {f"benchmark.{k}": v for k, v in settings.items()}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [
+        ({}, 15 * 2000),
+        ({"examples": 10, "domains": ["fog", "snow"], "rounds": 3}, 10 * 2 * 3),
+        ({"examples": 10, "setting": "gradual"}, 15 * 10 * 9),
+        ({"examples": 10, "setting": "gradual", "severity": 3}, 15 * 10 * 5),
+        ({"examples": 10, "setting": "gradual", "severities": [1, 5]}, 15 * 10 * 2),
+        ({"examples": 10, "setting": "label_shift"}, 15 * 10 * 2),
+        ({"examples": 10, "setting": "label_shift", "draws": 0.5}, 15 * 10 // 2),
+    ],
+)
+def test_images_of_a_stream_follow_from_its_settings(settings: dict[str, Any], images: int) -> None:
+    assert images_of(values(**settings)) == images
+
+
+def test_passes_are_images_times_what_the_methods_declare() -> None:
+    cost = cost_of(experiment(methods=["source", "tent", "sar", "cotta"]), {})
+    assert cost.passes == 75_000 * (1 + 2 + 4 + 4)  # 1+0, 1+1, 2+2, 3+1
+    assert (cost.passes_text, cost.time_text) == ("0.825", "–")
+    assert cost.record() == {
+        "image_passes_millions": 0.825,
+        "cells_counted": 4,
+        "hours": None,
+        "cells_timed": 0,
+    }
+
+
+def test_what_nobody_declares_is_said_to_be_left_out() -> None:
+    cost = cost_of(experiment(benchmarks=["image_folder", "fashion_c"]), {})
+    assert (cost.cells, cost.counted, cost.passes_text) == (2, 1, ">= 0.06")
+    assert cost_of(experiment(benchmarks=["image_folder"]), {}).passes_text == "–"
+
+
+def test_hours_are_those_of_runs_of_the_same_method_benchmark_and_model(tmp_path: Path) -> None:
+    for seed, rate in enumerate([50.0, 100.0, 400.0]):  # the median is 100
+        run(tmp_path, f"tent-paper-imagenet_c-reset-{VIT}-seed{seed}-1234abcd", rate)
+    run(tmp_path, f"warmup-sar-imagenet_c-{VIT}-seed0-1234abcd", 1.0)
+    run(tmp_path, f"sar-imagenet_c-{VIT}-seed0-noadapt-1234abcd", 1.0)
+    run(tmp_path, "sar-imagenet_c-timm_resnet50-seed0-1234abcd", 1.0)
+    run(tmp_path, "sar-cifar10_c-cifar10_vit_base-seed0-1234abcd", 1.0)
+    (tmp_path / "one" / "broken-imagenet_c-x-seed0-1").mkdir()
+    (tmp_path / "one" / "broken-imagenet_c-x-seed0-1" / "result.json").write_text("{")
+    cost = cost_of(experiment(methods=["tent", "sar"], seeds=[0, 1]), measured(tmp_path))
+    assert (cost.timed, cost.cells) == (2, 4)
+    assert cost.hours == pytest.approx(2 * 75_000 / 100 / 3600)
+    assert cost.time_text == "0.42 h (2 of 4 cells)"
+
+
+def test_a_semantic_shift_costs_what_its_own_benchmark_has() -> None:
+    shift = experiment(
+        methods=[{"name": "finetune", "semantic_shift": True}], benchmarks=["fashion_c"]
+    )
+    assert cost_of(shift, {}).passes == 8000
+
+
+def test_every_experiment_of_the_package_has_a_cost() -> None:
+    rank = cost_of(load_experiment("paper/rank"), {})
+    assert rank.counted == rank.cells == 27
+    # Source and eight ranks over 75,000 images of ImageNet-C and twice 150,000 of CIFAR's.
+    assert rank.passes == (75_000 + 2 * 150_000) * (1 + 8 * 2)
+
+
+@pytest.mark.parametrize("name", sorted(known_streams()))
+def test_the_table_of_streams_is_that_of_the_benchmarks(name: str) -> None:
+    stream, entry = known_streams()[name], BENCHMARKS.get(name)
+    assert stream["model"] == entry.default_model
+    built = entry(None, Path("nowhere"))
+    assert stream["domains"] == len(built.domain_names())
+
+
+def test_the_table_of_streams_has_every_benchmark_of_the_package() -> None:
+    package = {n for n, e in BENCHMARKS.entries().items() if e.module.startswith("ctta_bench.")}
+    assert package - {"image_folder"} == set(known_streams())
+    embedded = ("fashion_c", "fashion_rotation")
+    for name in embedded:
+        built = BENCHMARKS.get(name)()
+        count = len(built.domain(built.domain_names()[0], 5).labels)
+        assert known_streams()[name]["images"] == count
+    assert issubclass(BENCHMARKS.get("imagenet_v2"), Variant)
+
+
+def test_declared_passes_are_known_without_an_import() -> None:
+    for name, entry in METHODS.entries().items():
+        if entry.module.startswith("ctta_bench."):
+            assert entry.attributes["passes_per_image"] == METHODS.get(name).passes_per_image
+
+
+def test_the_list_says_the_cost_and_how_it_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "runs", "tent-fashion_c-fashion_vit-seed0-1234abcd", 100.0)
+    text = CliRunner().invoke(app, ["list", "experiments"]).stdout
+    assert "passes" in text
+    assert "by earlier runs of method, benchmark and model in runs/" in text
+    told = CliRunner().invoke(app, ["list", "experiments", "--format", "json"]).stdout
+    rows = {row["name"]: row for row in json.loads(told)}
+    assert rows["quickstart"]["image_passes_millions"] == pytest.approx(0.15)
+    assert rows["quickstart"]["cells_timed"] == 2
+    assert rows["quickstart"]["hours"] == pytest.approx(2 * 15 * 250 / 100 / 3600, abs=1e-4)
+    assert rows["paper/rank"]["hours"] is None
+
+
+def test_the_list_loads_no_torch() -> None:
+    code = (
+        "import sys; from ctta_bench.costing import rows; from pathlib import Path; "
+        "from ctta_bench.experiment import experiment_files, load_experiment; "
+        "list(rows({n: load_experiment(n) for n in experiment_files()}, Path('runs'))); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,111 @@
+"""Every experiment file of the paper and of its controls, on the embedded benchmark to its report.
+
+A few images of two corruptions stand for the streams; cells, sweeps, warm-ups, kept models, tables
+and figures are those of the files.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.cli import app
+from ctta_bench.datasets import fashion_rotation, streets_acdc
+from ctta_bench.experiment import experiment_files, load_experiment
+
+# Segmentation has an embedded benchmark of its own, and a test below.
+OF_SEGMENTATION = {"paper/main_acdc"}
+NAMES = {n for n in experiment_files() if n.startswith(("paper/", "controls/"))} - OF_SEGMENTATION
+# The rest take minutes together.
+FAST = {"paper/geometry", "controls/wrong_side"}
+NEEDED = {
+    "paper/geometry": ["geometry"],
+    "paper/attention": ["attention"],
+    "controls/geometry_fashion": ["geometry"],
+    "controls/geometry_imagenet": ["geometry"],
+}
+
+
+@pytest.mark.timeout(1800)  # up to 45 cells, on a busy machine
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in sorted(NAMES)]
+)
+def test_the_experiment_runs_to_its_report(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # 25 images at four turns are enough to fine-tune on.
+    read = fashion_rotation.read
+    monkeypatch.setattr(fashion_rotation, "read", lambda split: [a[:25] for a in read(split)])
+    told = CliRunner().invoke(
+        app,
+        [
+            *("grid", name, "--benchmark", "fashion_c", "--preset", "default", "--seeds", "0"),
+            *("--set", "benchmark.domains=[fog,contrast]", "--set", "benchmark.examples=4"),
+            *("--device", "cpu", "--workers", "0", "--quiet"),
+        ],
+    )
+    assert told.exit_code == 0, told.output
+    (directory,) = (tmp_path / "runs").iterdir()
+    folders = [f.parent for f in directory.glob("*/cell.yaml")]
+    assert all((folder / "result.json").is_file() for folder in folders)
+    report = CliRunner().invoke(app, ["report", str(directory)])
+    assert report.exit_code == 0, report.output
+    (page,) = directory.rglob("*.html")
+    text = page.read_text(encoding="utf-8")
+    methods = {f.name.split("-")[0] for f in folders} - {"warmup", "finetune"}
+    assert [m for m in methods if m not in text] == []
+    assert [word for word in NEEDED.get(name, ()) if word not in text.lower()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_table_of_acdc_runs_three_rounds_on_the_embedded_streets_to_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(streets_acdc, "SOURCE_IMAGES", 4)
+    words = ["grid", "paper/main_acdc", "--benchmark", "streets_acdc", "--preset", "default"]
+    few = ["--set", "benchmark.examples=2", "--device", "cpu", "--workers", "0", "--quiet"]
+    told = CliRunner().invoke(app, [*words, *few])
+    assert told.exit_code == 0, told.output
+    methods = [entry.name for entry in load_experiment("paper/main_acdc").methods]
+    results = {
+        file.parent.name.split("-")[0]: json.loads(file.read_text(encoding="utf-8"))
+        for file in Path("runs/main_acdc").glob("*/result.json")
+    }
+    assert set(results) == set(methods)
+    for result in results.values():
+        assert result["metric"] == "miou"
+        scored = [[entry["domain"] for entry in part["domains"]] for part in result["rounds"]]
+        assert scored == [["fog", "night", "rain", "snow"]] * 3
+        assert 0 < result["mean"] < 100
+    report = CliRunner().invoke(app, ["report", "runs/main_acdc"])
+    assert report.exit_code == 0, report.output
+    (page,) = Path("runs").rglob("*.html")
+    text = page.read_text(encoding="utf-8")
+    assert [method for method in methods if method not in text] == []
+    pictures = sorted(file.stem for file in Path("runs").rglob("*-pictures-*.png"))
+    assert [name.split("-")[-1] for name in pictures] == ["fog", "night", "rain", "snow"]
+
+
+def test_fewer_source_images_than_asked_for_are_told_in_run_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "paid", "fashion_c", "--set", "source_samples=3000", "--set", "examples=4"]
+    domain = ["--set", "domains=[fog]", "--device", "cpu"]
+    told = CliRunner().invoke(app, [*words, *domain])
+    assert told.exit_code == 0, told.output
+    sentence = "3,000 source images asked for, 1,000 there"
+    assert f"note: {sentence}" in told.stderr
+    page = CliRunner().invoke(app, ["report", "runs/single"])
+    assert page.exit_code == 0
+    assert f"paid: {sentence}." in next(Path("runs").rglob("*.html")).read_text(encoding="utf-8")
+    filtered = CliRunner().invoke(app, [*words, *domain, "--set", "entropy_filter=true"])
+    assert f"{sentence}, of which " in filtered.stderr
+    plain = ["run", "paid", "fashion_c", "--set", "examples=4", *domain]
+    enough = CliRunner().invoke(app, plain)
+    assert enough.exit_code == 0
+    assert "source images" not in enough.stderr
