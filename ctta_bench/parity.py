@@ -133,9 +133,11 @@ class CaseSource:
         """Images [16, 3, 32, 32] in [0, 1]."""
         return list(self._images.split(16))
 
-    def labelled_batches(self, batch_size: int = 16) -> list[tuple[Tensor, Tensor]]:
-        """Images and labels int64 [16]."""
-        return list(zip(self._images.split(16), self._labels.split(16), strict=True))
+    def labelled_batches(
+        self, batch_size: int = 16, *, epoch: int = 0, first: int = 0
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels int64 [16], the same in every epoch."""
+        return list(zip(self._images.split(16), self._labels.split(16), strict=True))[first:]
 
     def once(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]

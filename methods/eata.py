@@ -114,6 +114,7 @@ class EATA(ETA):
         for images in source.batches(self.hp.fisher_batch_size):
             yield images[:left]
             left -= len(images)
+            self.source_used = self.hp.source_samples - max(left, 0)
             if left <= 0:
                 return
 

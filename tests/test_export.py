@@ -18,7 +18,7 @@ from ctta_bench.engine import run_cell
 from ctta_bench.errors import ConfigError, MethodError, RunError
 from ctta_bench.experiment import expand, load_experiment
 from ctta_bench.export import export, plain_state
-from ctta_bench.launch import run_grid
+from ctta_bench.launch.running import run_grid
 from ctta_bench.method import Method
 from ctta_bench.record import RunFolder
 from ctta_bench.registry import METHODS
@@ -27,7 +27,9 @@ from tests.methods import build, pictures, toy
 # Methods whose scored logits no plain network gives, and the reason that is told.
 WITHOUT_PLAIN_FORM = {
     "dept": "beside the network",
+    "dpcore": "the other images of a batch",
     "ecotta": "passes between the network's layers",
+    "foa": "the other images of a batch",
     "lame": "the other images of a batch",
     "norm": "the other images of a batch",
     "vdp": "beside the network",

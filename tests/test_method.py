@@ -42,6 +42,8 @@ STEPPING = (
     "rdumb",
     "cmae",
     "deyo",
+    "foa_bp",
+    "santa",
 )
 FAST = {"lr": 0.01}
 # Steps that a toy model shows, and thresholds of SAR and EATA out of the way: every image is
@@ -65,6 +67,11 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "deyo": FAST | {"max_entropy": 10.0, "min_drop": -1.0},
     "roid": FAST,
     "cmf": FAST,
+    "rmt": FAST | {"projection": 8},
+    "santa": FAST | {"projection": 8},
+    "foa": {"candidates": 5},
+    "foa_bp": FAST | {"shift_weight": 0.0},
+    "dpcore": {"similarity": 1e9, "steps": 1},
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -276,6 +283,12 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("cmae", 4, 1),
         ("deyo", 2, 1),
         ("dept", 4, 1),
+        ("santa", 3, 2),
+        ("foa", 6, 0),
+        ("foa_shift", 1, 0),
+        ("foa_bp", 1, 1),
+        ("dpcore", 2, 1),
+        ("t3a", 1, 0),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:

@@ -42,7 +42,7 @@ from tests.methods import build, pictures, tensors
 ALL = [name for name in METHODS.names() if not METHODS.get(name).learns_labels]
 EMBEDDED = {"domains": ["brightness", "contrast"], "examples": 20}
 TOYS = {"domains": ["dark", "noise"], "examples": 20}
-NEEDS_A_VIT = {"cmae", "dept", "dora", "lora", "paid", "vida"}
+NEEDS_A_VIT = {"cmae", "dept", "dora", "dpcore", "foa", "foa_bp", "lora", "paid", "vida"}
 NEEDS_BATCHNORM = {"norm"}
 SEGMENTS = {name for name in ALL if METHODS.get(name).tasks == {"segmentation"}}
 # Names in sentences, where they are not the class's.
@@ -89,7 +89,7 @@ def small_vit() -> nn.Module:
 
 
 # The defaults but for amounts: what takes long and makes no difference here.
-FEW = {"source_samples": 50, "views": 2, "warmup_epochs": 0}
+FEW = {"source_samples": 50, "views": 2, "warmup_epochs": 0, "candidates": 5}
 
 
 def request(method: str, model: str, **more: Any) -> CellRequest:
@@ -175,6 +175,11 @@ def test_methods_of_norm_layers_report_these_and_no_other(
         ("vdp", 2 * 3 * 3 * 5**2),  # a third of 16 pixels
         ("paid", 4 * 9 * 24 * (12 + 1)),  # per block 9 (r + 1) d
         ("lora", 4 * 9 * 24 * 2 * 6),
+        ("t3a", 0),
+        ("foa", 3 * 24),
+        ("foa_bp", 9 * 2 * 24),
+        ("dpcore", 8 * 24),
+        ("santa", 9 * 2 * 24 + (24 + 1) * 128 + (128 + 1) * 128),
     ],
 )
 def test_the_reported_count_is_that_of_the_formula(name: str, count: int) -> None:

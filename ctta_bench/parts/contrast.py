@@ -26,7 +26,9 @@ class ContrastHyperparameters(OptimizerHyperparameters):
     contrast_weight: float = Field(1.0, ge=0, description="weight of the contrast")
     temperature: float = Field(0.1, gt=0, description="T of the contrast")
     projection: int = Field(128, ge=1, description="width of the projector")
-    source_samples: int = Field(100_000, ge=1, description="source images for the prototypes")
+    source_samples: int = Field(
+        100_000, ge=1, description="source images for the prototypes, at most"
+    )
 
 
 class ContrastMethod(Method):
@@ -54,8 +56,8 @@ class ContrastMethod(Method):
         for images, labels in first_images(batches, self.hp.source_samples):
             sums.index_add_(0, labels, self.model.features(images).to(sums.dtype))
             counts += torch.bincount(labels, minlength=len(sums))
-        self.source_used = int(counts.sum())
-        if not self.source_used:
+        # No note of fewer images than asked for: the number is an upper limit in the official code.
+        if not bool(counts.any()):
             raise DataError(
                 f"{type(self).__name__} needs labelled source images for its prototypes; there are "
                 "none."

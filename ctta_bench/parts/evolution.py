@@ -26,7 +26,8 @@ class EvolutionStrategy:
         self.rate = (self.parents_worth + 2) / (n + self.parents_worth + 3)
         excess = math.sqrt((self.parents_worth - 1) / (n + 1)) - 1
         self.damping = 1 + self.rate + 2 * max(0.0, excess)
-        self.expected = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # ‖N(0, I)‖
+        # The mean of ‖N(0, I)‖.
+        self.expected = math.sqrt(2) * math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2))
         self.longest = math.sqrt(n) + 2 * n / (n + 2)
         self.population, self.step_size = population, step_size
         self.mean = torch.zeros(n, dtype=torch.float64)

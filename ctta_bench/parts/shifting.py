@@ -104,7 +104,7 @@ class ShiftMethod(Method):
                 f"{moved.name} has no bias that could hold the shift of its features."
             )
         with torch.no_grad():
-            layer.bias += layer.weight @ torch.as_tensor(self.shift()).to(layer.weight)
+            layer.bias.add_(layer.weight @ torch.as_tensor(self.shift()).to(layer.weight))
         return moved
 
 

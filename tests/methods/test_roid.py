@@ -36,13 +36,13 @@ def test_the_likelihood_ratio_loss_has_its_closed_form(p: list[float], expected:
 
 def test_the_likelihood_ratio_of_a_sure_class_has_no_gradient() -> None:
     logits = torch.tensor([[8.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    assert float(logits.softmax(-1).max()) > 0.99
-    p = logits.softmax(-1)
     (gradient,) = torch.autograd.grad(likelihood_ratio_loss(logits).sum(), logits)
-    small = float(p[0, 1])  # what is left is the other class's
-    slope = -(math.log(small / (1 - small) + 1e-5) + small / (1 - small) ** 2 / (small + 1e-5))
-    expected = slope * small * (1 - small)
-    assert gradient.tolist()[0] == pytest.approx([-expected, expected], rel=1e-2)
+    sure, q = logits.detach().softmax(-1)[0].tolist()
+    assert sure > 0.99
+    # What is left is that of the other class.
+    slope = -(math.log(q / (1 - q) + 1e-5) + q / (1 - q) ** 2 / (q / (1 - q) + 1e-5))
+    expected = slope * q * (1 - q)
+    assert gradient.tolist()[0] == pytest.approx([-expected, expected], rel=1e-9)
 
 
 def test_weights_are_those_of_the_formula_and_half_of_the_images_is_left_out() -> None:

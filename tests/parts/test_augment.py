@@ -8,7 +8,15 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from ctta_bench.parts.augment import View, affine, blur, draw_view, jitter, random_view
+from ctta_bench.parts.augment import (
+    View,
+    affine,
+    blur,
+    draw_view,
+    jitter,
+    light_view,
+    random_view,
+)
 from tests.methods import pictures
 
 PLAIN = View((0, 1, 2, 3, 4), 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, (0, 0), 1.0, 0.001, False)
@@ -49,6 +57,37 @@ def test_extreme_views_are_those_of_padding_mapping_blurring_and_cropping(view: 
     batch = images()
     ours = blur(affine(batch, view, margin=2), view.sigma)
     torch.testing.assert_close(ours, official_geometry(batch, view), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 48), (17, 16)])
+def test_mirrored_edges_are_those_of_reflecting_mapping_and_cropping(
+    height: int, width: int
+) -> None:
+    batch = images(height, width)
+    for _ in range(20):
+        view = draw_view(height, width)
+        padded = reference.pad(batch, [width // 2, height // 2], padding_mode="reflect")
+        shift = [float(s) for s in view.shift]
+        mapped = reference.affine(
+            padded, view.angle, shift, view.scale, [0.0, 0.0], InterpolationMode.BILINEAR
+        )
+        expected = reference.center_crop(mapped, [height, width])
+        ours = affine(batch, view, margin=0, mirrored=True)
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+def test_a_light_view_is_coloured_mapped_and_perhaps_flipped_and_nothing_else() -> None:
+    batch, sides = images(), set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        view = draw_view(32, 32)
+        torch.manual_seed(seed)
+        found = light_view(batch)
+        expected = affine(jitter(batch, view), view, margin=0, mirrored=True).clamp(0, 1)
+        assert torch.equal(found, expected.flip(-1) if view.flipped else expected)
+        sides.add(view.flipped)
+    assert sides == {False, True}
+    assert light_view(batch, (24, 40)).shape == (3, 3, 24, 40)
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 48), (17, 16)])

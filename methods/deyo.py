@@ -1,0 +1,100 @@
+"""DeYO (Lee et al., ICLR 2024, arXiv:2403.07366): entropy minimisation on images whose prediction
+hangs on the shape of the object.
+
+Official code: Jhyun17/DeYO. An image is used if its entropy is low and if the probability of its
+predicted class drops by more than τ_P when the object is destroyed (PLPD); the surer it is and the
+more it drops, the heavier it weighs. Differs from the official code: layers are skipped by
+position, not by name, and a reset works (theirs raises an error; its figures come from a new model
+for every corruption). A batch of which nothing is used moves nothing, as in theirs. On BatchNorm
+the destroyed images are normalised by themselves, which are the reliable ones of the batch alone.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.augment import resized
+from ctta_bench.parts.destruction import (
+    draw_orders,
+    reordered_blocks,
+    reordered_pixels,
+    without_the_middle,
+)
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("deyo")
+class DeYO(Method):
+    """Weighted entropy minimisation on images that are reliable and predicted by their shape."""
+
+    paper = "https://arxiv.org/abs/2403.07366"
+    checked_against = "official code"
+    passes_per_image = (2, 1)  # with all images reliable
+    checked_with = {"max_entropy": 10.0, "min_drop": -1.0}  # every image is used
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of DeYO."""
+
+        max_entropy: float = Field(
+            0.5, ge=0, description="τ_E as a share of ln C: reliable below it"
+        )
+        margin: float = Field(0.4, ge=0, description="E0 as a share of ln C, of the weights")
+        min_drop: float = Field(
+            0.2, ge=-1, le=1, description="τ_P: used above this drop of the class's probability"
+        )
+        destruction: Literal["blocks", "pixels", "middle"] = Field(
+            "blocks", description="put in another order, or the middle covered"
+        )
+        blocks_per_side: int = Field(4, ge=1, description="blocks in a row, and in a column")
+        skip_last_blocks: int | None = Field(
+            None, ge=0, description="blocks whose norms stay frozen; a quarter if not given"
+        )
+
+    def setup(self) -> None:
+        """Adapt the norm layers but those of the last blocks and the final one."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
+        self.optimizer = self.build_optimizer()
+        largest = math.log(self.model.num_classes)
+        self.max_entropy, self.margin = self.hp.max_entropy * largest, self.hp.margin * largest
+        self.draw_orders = draw_orders
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the images used; returns the logits from before it."""
+        logits = self.model(images)
+        entropy = softmax_entropy(logits)
+        reliable = entropy < self.max_entropy
+        if not bool(reliable.any()):
+            self.skip_update()
+            return logits
+        drop = self.drop(images[reliable], logits.detach()[reliable])
+        used = drop > self.hp.min_drop
+        self.step(self.weigh(entropy[reliable][used], drop[used]).mean())  # no step on none
+        return logits
+
+    @torch.no_grad()
+    def drop(self, images: Tensor, logits: Tensor) -> Tensor:
+        """PLPD [n] in [-1, 1]: how far the predicted class's probability falls by destruction."""
+        destroyed = self.model(self.destroyed(resized(images, self.model.preprocessing.size)))
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        classes = logits.argmax(-1, keepdim=True)
+        before, after = (z.softmax(-1, dtype=precise) for z in (logits, destroyed))
+        return (before.gather(-1, classes) - after.gather(-1, classes)).squeeze(-1)
+
+    def destroyed(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] without their objects."""
+        if self.hp.destruction == "middle":
+            return without_the_middle(images)
+        if self.hp.destruction == "pixels":
+            pixels = images.shape[-2] * images.shape[-1]
+            return reordered_pixels(images, self.draw_orders(1, pixels)[0])
+        count = self.hp.blocks_per_side
+        return reordered_blocks(images, self.draw_orders(len(images), count**2), count)
+
+    def weigh(self, entropy: Tensor, drop: Tensor) -> Tensor:
+        """Entropies [n] times exp(E0 - H) + exp(PLPD), which is no part of the gradient."""
+        return ((self.margin - entropy.detach()).exp() + drop.exp()) * entropy

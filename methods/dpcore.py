@@ -1,0 +1,159 @@
+"""DPCore (Zhang et al., ICML 2025, arXiv:2406.10737): a growing set of prompts, each with the
+statistics of the images that it was made for.
+
+Official code: yunbeizhang/DPCore, for ImageNet alone. Each batch is held against all cores: if the
+mixture of their prompts, by distance of statistics, brings the batch's features clearly closer to
+the source's, it is scored and improved by one step, and the cores move towards it. Otherwise new
+prompts are made from the same random ones in 50 steps on the batch, which is scored on the way, and
+they join the set. Rates are those of single steps: every batch has an optimiser of its own.
+
+Differs from the official code, unless `faithful: true`: source images are filtered by the entropy
+of the source model (theirs by that under random prompts); a batch of less than half the largest so
+far makes no core, which would stay for good. Always: a single image has no deviation, so that its
+mean decides (theirs turns to NaN); the pass under the mixture is made once, not twice. The official
+code compares a stream without normalisation with normalised source images: `stats_preproc`.
+"""
+
+import contextlib
+import math
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ctta_bench.method import Method, OptimizerHyperparameters
+from ctta_bench.parts.class_prompts import check_class_token, prompted, start_prompts
+from ctta_bench.parts.cores import PromptCores, moments
+from ctta_bench.parts.moments import (
+    SourceStatistics,
+    alignment_loss,
+    kept_statistics,
+    source_statistics,
+)
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("dpcore")
+class DPCore(Method):
+    """Prompts from a set that grows with the domains, aligned with the source's features."""
+
+    paper = "https://arxiv.org/abs/2406.10737"
+    checked_against = "official code"
+    source_access = "unlabelled"
+    batch_dependent = True
+    passes_per_image = (2, 1)  # of a batch like those before; 52 and 50 of another
+    checked_with = {"similarity": 1e9, "steps": 1}  # one core, many batches
+    exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
+
+    class Hyperparameters(OptimizerHyperparameters):
+        """Hyper-parameters of DPCore."""
+
+        optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="update rule")
+        lr: float = Field(0.1, ge=0, description="learning rate of the prompts")
+        weight_decay: float = Field(0.01, ge=0, description="weight decay")
+        prompts: int = Field(8, ge=1, description="N, prompt tokens")
+        std_weight: float = Field(1.0, ge=0, description="λ of the deviation in all distances")
+        temperature: float = Field(3.0, gt=0, description="τ of the weights of cores")
+        similarity: float = Field(
+            0.8, ge=0, description="ρ: no new core if the mixture's distance is below ρ times"
+        )
+        core_rate: float = Field(0.999, ge=0, le=1, description="α, step of the cores")
+        steps: int = Field(50, ge=1, description="steps of new prompts")
+        source_samples: int = Field(300, ge=2, description="source images for the statistics")
+        max_entropy: float = Field(1.0, gt=0, le=1, description="source images' limit, of ln C")
+        stats_preproc: Literal["stream", "official"] = Field(
+            "stream", description="their pre-processing: the stream's, or what the weights know"
+        )
+        faithful: bool = Field(False, description="filter and cores of the official code")
+
+    def setup(self) -> None:
+        """Random prompts behind the class token, and no core."""
+        check_class_token(self.model, asked_by="DPCore")
+        start = start_prompts(self.model, self.hp.prompts)
+        self.start_prompts, self.prompts = start.clone(), nn.Parameter(start)
+        self.adapt_only({"prompts": self.prompts})
+        self.optimizer = self.build_optimizer()
+        self.cores = PromptCores(start, self.hp.std_weight, self.hp.temperature)
+        self.largest_batch = 0
+
+    def prepare(self, source: Any) -> None:
+        """Mean and deviation of the features of source images that are surely predicted."""
+        hp, normalised = self.hp, self.hp.stats_preproc == "official"
+        facts = {"samples": hp.source_samples, "max_entropy": hp.max_entropy}
+        if normalised:
+            facts["normalised"] = self.model.trained_preprocessing().record()
+
+        def make() -> SourceStatistics:
+            with self.model.fed_as_trained() if normalised else contextlib.nullcontext():
+                return source_statistics(
+                    self.model,
+                    source.batches(),
+                    samples=hp.source_samples,
+                    entropy_limit=hp.max_entropy * math.log(self.model.num_classes),
+                    asked=self.predict if hp.faithful else None,
+                )
+
+        keep = not hp.faithful  # what random prompts have filtered serves no other cell
+        self.source = kept_statistics(source, facts, make, self.model.mean) if keep else make()
+        self.source_used = self.source.images
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the mixture of cores, or many on new prompts; scores the last pass."""
+        with torch.no_grad():
+            raw = self.model.features(images)
+        self.largest_batch = max(self.largest_batch, len(images))
+        logits = self.from_cores(images, raw) if len(self.cores) else None
+        return self.new_prompts(images, raw) if logits is None else logits
+
+    def from_cores(self, images: Tensor, raw: Tensor) -> Tensor | None:
+        """Logits under the mixture, and one step; None if it does not suit features [n, d]."""
+        weights = self.cores.weights(*moments(raw))
+        self.begin(self.cores.mixture(weights))
+        features, logits = self.passed(images)
+        loss = self.distance(features)
+        if not bool(loss < self.hp.similarity * self.distance(raw)):
+            return None
+        if self.step(loss):
+            rates = self.hp.core_rate * weights
+            self.cores.move(rates, *moments(features.detach()), self.prompts.detach())
+        return logits
+
+    def new_prompts(self, images: Tensor, raw: Tensor) -> Tensor:
+        """Prompts from the random ones in many steps, which become a core."""
+        self.begin(self.start_prompts)
+        stepped = False
+        for _ in range(self.hp.steps):
+            features, logits = self.passed(images)
+            loss = self.distance(features)
+            stepped = self.step(loss) or stepped
+            if not bool(loss.isfinite()):
+                break
+        if stepped and (self.hp.faithful or 2 * len(images) >= self.largest_batch):
+            mean, std = moments(raw)
+            self.cores.add(mean, self.source.std if std is None else std, self.prompts.detach())
+        return logits
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits under the mixture of cores for these images; under random prompts before any."""
+        prompts = self.start_prompts
+        if len(self.cores):
+            prompts = self.cores.mixture(self.cores.weights(*moments(self.model.features(images))))
+        with prompted(self.model, prompts):
+            return self.model(images)
+
+    def passed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits under the prompts."""
+        with prompted(self.model, self.prompts):
+            return self.model.features_and_logits(images)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """Of features [n, d] from the source's; a single image has no deviation."""
+        return alignment_loss(features, self.source, self.hp.std_weight)
+
+    @torch.no_grad()
+    def begin(self, prompts: Tensor) -> None:
+        """Set the prompts, for an optimiser that has seen nothing."""
+        self.prompts.copy_(prompts)
+        self.optimizer = self.build_optimizer()

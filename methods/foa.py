@@ -1,0 +1,134 @@
+"""FOA (Niu et al., ICML 2024, arXiv:2404.01650): prompts found by evolution, without a backward
+pass, and features shifted back to the source's mean. Its parts: `foa_shift`, the shift alone, and
+`foa_bp`, the same loss and the shift with gradients of the norm layers.
+
+Official code: mr-eggplant/FOA. Each batch is predicted by 28 candidates: 27 drawn, and the best of
+the batch before; what is scored is the best of them on the batch itself. Differs from the official
+code: CMA-ES adapts its step size alone (see parts/evolution.py; theirs, pycma, keeps a matrix that
+stays the identity up to 1e-4 in 2,304 dimensions, and changed its step-size rule in 4.5); source
+statistics are of the benchmark's source set, theirs of the clean twins of the test images; a single
+image, on which theirs fails, has the entropy for its fitness; there is no reset at new domains.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ctta_bench.method import OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.class_prompts import prompted, start_prompts
+from ctta_bench.parts.evolution import EvolutionStrategy
+from ctta_bench.parts.shifting import ShiftHyperparameters, ShiftMethod, distance
+from ctta_bench.registry import METHODS
+
+PAPER = "https://arxiv.org/abs/2404.01650"
+FULL_BATCH = 64  # images for which the weight of the distance is given
+
+
+@METHODS.register_module("foa_shift")
+class FOAShift(ShiftMethod):
+    """Features moved by the difference of the source's mean and the stream's so far."""
+
+    paper = PAPER
+    checked_against = "official code"
+    passes_per_image = (1, 0)
+
+    class Hyperparameters(ShiftHyperparameters):
+        """Hyper-parameters of the shift."""
+
+
+@METHODS.register_module("foa_bp")
+class FOABP(ShiftMethod):
+    """The loss of FOA, by means, lowered by gradients of all norm layers; and the shift."""
+
+    paper = PAPER
+    checked_against = "official code"
+    passes_per_image = (1, 1)
+    all_blocks = True
+    exempt = {"learning_rate_zero_is_source": "features are shifted"}
+
+    class Hyperparameters(OptimizerHyperparameters, ShiftHyperparameters):
+        """Hyper-parameters of the form with gradients."""
+
+        lr: float = Field(5e-3, ge=0, description="learning rate")
+        distance_weight: float = Field(30.0, ge=0, description="λ of the distance")
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer."""
+        super().setup()
+        self.adapt_only(self.model.norm_parameters())
+        self.optimizer = self.build_optimizer()
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step; returns the shifted logits from before it."""
+        tokens = self.seen(images)
+        loss = softmax_entropy(self.model.head(tokens[:, -1])).mean()
+        if len(images) > 1:
+            loss = loss + self.hp.distance_weight * distance(tokens, self.source)
+        logits = self.shifted(tokens[:, -1].detach())
+        if self.step(loss):
+            self.follow(tokens[:, -1])
+        return logits
+
+
+@METHODS.register_module("foa")
+class FOA(ShiftMethod):
+    """The best of many prompts on each batch, drawn around what was good before; and the shift."""
+
+    paper = PAPER
+    checked_against = "official code"
+    passes_per_image = (28, 0)
+    all_blocks = True
+    batch_dependent = True
+    exempt = {"scored_logits": "the candidate that is best on the batch itself is scored"}
+
+    class Hyperparameters(ShiftHyperparameters):
+        """Hyper-parameters of FOA."""
+
+        prompts: int = Field(3, ge=1, description="P, prompt tokens")
+        candidates: int = Field(27, ge=4, description="K - 1, candidates drawn for a batch")
+        step_size: float = Field(1.0, gt=0, description="σ of the draws at the start")
+        distance_weight: float = Field(0.4, ge=0, description="λ of the distance")
+
+    def setup(self) -> None:
+        """Random prompts behind the class token, and a search around zero."""
+        super().setup()
+        self.prompts = nn.Parameter(start_prompts(self.model, self.hp.prompts))
+        self.adapt_only({"prompts": self.prompts})
+        dimensions = self.prompts.numel()
+        self.search = EvolutionStrategy(dimensions, self.hp.candidates, self.hp.step_size)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Shifted logits under the best prompts of the batch before."""
+        with torch.no_grad(), prompted(self.model, self.prompts):
+            return super().predict(images)
+
+    @torch.no_grad()
+    def adapt(self, images: Tensor) -> Tensor:
+        """Try all candidates; the best one's shifted logits, and the search goes on from all."""
+        asked, last = self.search.ask(), self.prompts.detach().flatten()[None]
+        fitness, features = [], []
+        for candidate in torch.cat([asked.to(last), last]):
+            with prompted(self.model, candidate.view_as(self.prompts)):
+                tokens = self.seen(images)
+            fitness.append(self.fitness(tokens))
+            features.append(tokens[:, -1])
+        values = torch.stack(fitness)
+        if not self.search.tell(asked, last, values):
+            self.skip_update()
+            return self.predict(images)
+        best = int(values.nan_to_num(torch.inf).argmin())
+        self.loss = values[best]
+        self.prompts.copy_(
+            (asked.to(last)[best] if best < len(asked) else last[0]).view_as(self.prompts)
+        )
+        logits = self.shifted(features[best])
+        self.follow(torch.stack(features))
+        return logits
+
+    def fitness(self, tokens: Tensor) -> Tensor:
+        """Weighted squared distance from the source's moments, and the sum of the entropies."""
+        entropy = softmax_entropy(self.model.head(tokens[:, -1])).sum()
+        if len(tokens) < 2:
+            return entropy
+        weight = self.hp.distance_weight * len(tokens) / FULL_BATCH
+        return weight * len(self.source.mean) * distance(tokens, self.source) + entropy

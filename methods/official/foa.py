@@ -1,0 +1,63 @@
+"""FOA, its shift alone, and its form with gradients: mr-eggplant/FOA, with recorded candidates."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta_bench.methods.official import Case, Recorded, Translation, optimizer
+from ctta_bench.parts.evolution import EvolutionStrategy
+
+
+class RecordedCandidates(EvolutionStrategy):
+    """A search that draws what was recorded, whatever it was told."""
+
+    def __init__(self, settings: Case, recorded: Recorded) -> None:
+        dimensions = recorded["aux/candidates_0"].shape[1]
+        super().__init__(dimensions, settings["popsize"], 1.0)
+        self.recorded, self.batch = recorded, 0
+
+    def ask(self) -> Tensor:
+        """The candidates of the next batch."""
+        self.batch += 1
+        return self.recorded[f"aux/candidates_{self.batch - 1}"].double()
+
+    def tell(self, asked: Tensor, injected: Tensor, fitness: Tensor) -> bool:
+        """As without records; keeps what was injected and the fitness."""
+        self.injected, self.fitness = injected.clone(), fitness.tolist()
+        return super().tell(asked, injected, fitness)
+
+
+def official(case: Case) -> dict[str, Any]:
+    """Settings of the official code; its source images are all that there are."""
+    settings = case["hyper_parameters"]
+    return {
+        "prompts": settings["num_prompts"],
+        "candidates": settings["popsize"],
+        "distance_weight": settings["fitness_lambda"],
+    }
+
+
+def with_gradients(case: Case) -> dict[str, Any]:
+    """Settings of the form with gradients."""
+    settings = case["hyper_parameters"]
+    return optimizer(settings["optimizer"]) | {"distance_weight": settings["fitness_lambda"]}
+
+
+@torch.no_grad()
+def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded prompts to start from, and recorded candidates."""
+    method.prompts.copy_(recorded["aux/start_prompts"][0])
+    method.search = RecordedCandidates(case["hyper_parameters"], recorded)
+
+
+def last_candidate(method: Any) -> dict[str, Tensor]:
+    """What the official code leaves in the network: the last candidate, injected, not the best."""
+    return {"prompts": method.search.injected.view_as(method.prompts)[None]}
+
+
+TRANSLATIONS = (
+    Translation("mr-eggplant/FOA", "foa.py: FOA", "foa", official, lay_start, last_candidate),
+    Translation("mr-eggplant/FOA", "foa_shift.py: Shift", "foa_shift", lambda case: {}),
+    Translation("mr-eggplant/FOA", "foa_bp.py: FOA_BP", "foa_bp", with_gradients),
+)

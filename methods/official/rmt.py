@@ -1,0 +1,45 @@
+"""RMT: mariodoebler/test-time-adaptation, with recorded views and projector."""
+
+from typing import Any
+
+import torch
+
+from ctta_bench.methods.official import (
+    Case,
+    Recorded,
+    RecordedAugmentation,
+    Translation,
+    mario_optimizer,
+    same_names,
+)
+
+
+def official(case: Case) -> dict[str, Any]:
+    """Settings of the official code and, where unset, its defaults."""
+    cfg = case["hyper_parameters"]["cfg"]
+    return mario_optimizer(cfg) | {
+        "temperature": cfg.get("CONTRAST.TEMPERATURE", 0.1),
+        "projection": cfg.get("CONTRAST.PROJECTION_DIM", 128),
+        "teacher_momentum": cfg.get("M_TEACHER.MOMENTUM", 0.999),
+    }
+
+
+@torch.no_grad()
+def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+    """Recorded views, and the start values of the projector."""
+    method.augment = RecordedAugmentation()
+    for name, parameter in method.projector.named_parameters():
+        number, kind = name.split(".")
+        parameter.copy_(recorded[f"aux/projector/{number}.{kind}"])
+
+
+TRANSLATIONS = (
+    Translation(
+        "mariodoebler/test-time-adaptation",
+        "methods/rmt.py: RMT",
+        "rmt",
+        official,
+        lay_start,
+        same_names,
+    ),
+)

@@ -1,0 +1,122 @@
+"""RMT, the robust mean teacher (Döbler et al., CVPR 2023, arXiv:2211.13081): all weights learn from
+an averaged teacher, from a contrast with the classes of the source, and from source images.
+
+Official code: mariodoebler/test-time-adaptation. Three losses: the symmetric cross-entropy of an
+image and of a view of it against the teacher; the contrast of both with the nearest mean feature of
+a source class, through a projector; and the cross-entropy of labelled source images, which are
+shown again and again beside the stream (`source_weight: 0` leaves them out). Scores are the sums of
+both networks' logits. A warm-up draws student and teacher together on source images without labels.
+
+Differs from the official code: that divides the network so that timm's models break, this sees
+features and logits of one pass; the mean features are made after a warm-up, not before; the warm-up
+has an optimiser of its own, and leaves no moments behind; a class without a source image has no
+mean, not nan; and a reset begins with the source images from the first one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ctta_bench.errors import MethodError
+from ctta_bench.method import WarmupHyperparameters, ema_update
+from ctta_bench.model import SourceModel
+from ctta_bench.parts.augment import random_view
+from ctta_bench.parts.contrast import ContrastHyperparameters, ContrastMethod
+from ctta_bench.parts.replay import Replay
+from ctta_bench.parts.updates import symmetric_cross_entropy
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("rmt")
+class RMT(ContrastMethod):
+    """Mean teacher with contrast and source replay."""
+
+    paper = "https://arxiv.org/abs/2211.13081"
+    checked_against = "official code"
+    source_access = "labelled"
+    warmup_access = "unlabelled"
+    stream_only = frozenset(
+        {"temperature", "source_samples", "target_weight", "contrast_weight", "source_weight"}
+    )
+    passes_per_image = (4, 3)
+    exempt = {"learning_rate_zero_is_source": "scores are sums of two networks' logits"}
+
+    class Hyperparameters(ContrastHyperparameters, WarmupHyperparameters):
+        """Hyper-parameters of RMT."""
+
+        target_weight: float = Field(1.0, ge=0, description="weight of the teacher's loss")
+        source_weight: float = Field(1.0, ge=0, description="weight of the source images' loss")
+        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher")
+        warmup_schedule: Literal["constant", "cosine", "steps", "linear"] = Field(
+            "linear", description="of the warm-up's rate; linear rises to its end"
+        )
+
+    def setup(self) -> None:
+        """Adapt every weight and bias, and the projector; copy the teacher."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.weights: dict[str, nn.Parameter] = self.model.weight_parameters()
+        self.adapt_only(self.weights | self.projector_parameters())
+        self.optimizer = self.build_optimizer()
+        self.teacher = self.frozen_copy()
+        self.augment = random_view
+
+    def prepare(self, source: Any) -> None:
+        """Mean features of the classes; where to go on with source images."""
+        super().prepare(source)
+        if self.hp.source_weight:
+            self.replay = Replay(source)
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the three losses, and the teacher follows; the scores are from before."""
+        with torch.no_grad():
+            target = self.teacher(images)
+        features, logits = self.model.features_and_logits(images)
+        view = self.augment(images, self.model.preprocessing.size)
+        of_view, view_logits = self.model.features_and_logits(view)
+        towards = [symmetric_cross_entropy(z, target) for z in (logits, view_logits)]
+        loss = self.hp.target_weight * (towards[0] + towards[1]).mean() / 2
+        loss = loss + self.hp.contrast_weight * self.contrast(features, of_view)
+        if self.hp.source_weight:
+            shown, labels = self.replay.draw(len(images))
+            loss = loss + self.hp.source_weight * cross_entropy(self.model(shown), labels)
+        self.learn(loss)
+        return logits + target
+
+    def learn(self, loss: Tensor) -> None:
+        """Step, and the teacher follows by α."""
+        if self.step(loss):
+            ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Sums of the student's and the teacher's logits."""
+        return self.model(images) + self.teacher(images)
+
+    @property
+    def scored_model(self) -> SourceModel:
+        """There is none. Raises MethodError."""
+        raise MethodError(
+            "RMT has no plain network that could be kept or exported: it scores the sum of two "
+            "networks' logits; run it with keep_models: none."
+        )
+
+    # -- warm-up
+
+    def warmup_parameters(self) -> dict[str, nn.Parameter]:
+        """The network's weights; the projector stays as it is drawn."""
+        return self.weights
+
+    def warmup_result(self) -> Mapping[str, Tensor]:
+        """Both networks: the teacher lags behind."""
+        named = self.teacher.weight_parameters()
+        return self.weights | {f"teacher.{name}": value for name, value in named.items()}
+
+    def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
+        """Draw the student towards the teacher, which follows."""
+        with torch.no_grad():
+            target = self.teacher(images)
+        self.learn(symmetric_cross_entropy(self.model(images), target).mean())

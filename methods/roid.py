@@ -1,0 +1,42 @@
+"""ROID (Marsden, Döbler and Yang, WACV 2024, arXiv:2306.00650): weighted self-training whose
+weights are drawn back to the source's after every step.
+
+Official code: mariodoebler/test-time-adaptation. Images predicted unlike the average of those
+before and with certainty weigh most; half of a batch is left out. Of those kept the soft likelihood
+ratio is raised, and their predictions and those of a random view are drawn together, the gradient
+going to both. Scores are the logits times the smoothed mean prediction of the batch, as in the
+official code: they say which class, but hardly how sure, for that mean is small. The paper has
+probabilities in mind (`prior: probabilities`), whose calibration is a matter of interest.
+
+Differs from it: a batch in which no two images differ, as one image alone, has no weights and moves
+nothing (theirs makes every parameter nan), and a single image is scored without a prior. What a
+batch's loss is divided by is the size of the largest batch so far, theirs the configured one: the
+same but for windows over single images, where theirs sums.
+"""
+
+from pydantic import Field
+
+from ctta_bench.method import ema_update
+from ctta_bench.parts.weighted import WeightedHyperparameters, WeightedMethod
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("roid")
+class ROID(WeightedMethod):
+    """Weighted self-training with weights averaged with the source's."""
+
+    paper = "https://arxiv.org/abs/2306.00650"
+    checked_against = "official code"
+    passes_per_image = (1.5, 1.5)  # half of the images are seen twice
+
+    class Hyperparameters(WeightedHyperparameters):
+        """Hyper-parameters of ROID."""
+
+        lr: float = Field(2.5e-4, ge=0, description="learning rate")
+        source_momentum: float = Field(
+            0.99, ge=0, le=1, description="share that the weights keep of themselves after a step"
+        )
+
+    def follow(self) -> None:
+        """θ ← m θ + (1 - m) θ_source."""
+        ema_update(self.trainable.values(), self.source, self.hp.source_momentum)

@@ -1,0 +1,54 @@
+"""SANTA (Chakrabarty et al., TMLR 2023): the source model stays as an anchor, to which predictions
+are held, while features are drawn to the classes of the source.
+
+The authors' repository is empty; the second implementation is mariodoebler/test-time-adaptation.
+Two losses: the predictions of an image and of a view of it, as weights of the anchor's surprise;
+and the contrast of both with the nearest mean feature of a source class, through a projector (as in
+RMT, with neither teacher nor source images beside the stream). The first is the cross-entropy the
+other way round: by itself it puts all on the class that the anchor finds likeliest. The scored
+logits are the model's before the update. Differs from that code: a class without a source image has
+no mean, not nan.
+"""
+
+from pydantic import Field
+from torch import Tensor
+
+from ctta_bench.method import soft_cross_entropy
+from ctta_bench.parts.augment import random_view
+from ctta_bench.parts.contrast import ContrastHyperparameters, ContrastMethod
+from ctta_bench.registry import METHODS
+
+
+@METHODS.register_module("santa")
+class SANTA(ContrastMethod):
+    """Norm layers held to a frozen anchor, with contrast to the source's classes."""
+
+    paper = "https://openreview.net/forum?id=V7guVYzvE4"
+    checked_against = "second implementation"
+    source_access = "labelled"
+    passes_per_image = (3, 2)
+
+    class Hyperparameters(ContrastHyperparameters):
+        """Hyper-parameters of SANTA."""
+
+        anchor_weight: float = Field(1.0, ge=0, description="weight of the anchor's loss")
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer, and the projector; copy the anchor."""
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_only(self.model.norm_parameters())
+        self.anchor = self.frozen_copy()
+        self.adapt_only(self.trainable | self.projector_parameters())
+        self.optimizer = self.build_optimizer()
+        self.augment = random_view
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on both losses; returns the logits from before it."""
+        anchored = self.anchor(images)
+        features, logits = self.model.features_and_logits(images)
+        view = self.augment(images, self.model.preprocessing.size)
+        of_view, view_logits = self.model.features_and_logits(view)
+        surprise = [soft_cross_entropy(anchored, z) for z in (logits, view_logits)]
+        loss = self.hp.anchor_weight * (surprise[0] + surprise[1]).mean() / 2
+        self.step(loss + self.hp.contrast_weight * self.contrast(features, of_view))
+        return logits
