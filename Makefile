@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := ctta_bench methods datasets experiments analysis
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slurm lint format type bench docs clean
+.PHONY: help setup demo test test-all test-slurm test-browser lint format type bench docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
@@ -72,6 +72,15 @@ test-slurm: setup ## the tests of grids on a real Slurm, which this installs and
 	tests/slurm/cluster.sh start
 	trap 'tests/slurm/cluster.sh stop' EXIT; eval "$$(tests/slurm/cluster.sh env)"; \
 	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 3 tests/slurm $(ARGS)
+
+test-browser: .venv/.browser ## the tests of a report's page in headless Chromium (Debian, root)
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
+	CTTA_NEEDS_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
+	  tests/analysis/test_page_in_browser.py $(ARGS)
+
+.venv/.browser: .venv/.ready
+	$(PIP) install -c constraints.txt -e '.[browser]'
+	@touch $@
 
 # -- what developers call --------------------------------------------------------------------------
 

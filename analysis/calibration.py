@@ -66,9 +66,7 @@ def _deviation(seeds: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
 def _entries(frame: pd.DataFrame, name: str, decimals: int) -> list[Entry]:
     printed = [f"{value:.{decimals}f}" for value in frame[name]]
     texts = [MISSING if np.isnan(v) else t for v, t in zip(frame[name], printed, strict=True)]
-    spread = [
-        "" if np.isnan(std) else f" ± {std:.{decimals}f}" for std in frame[f"{name}_std"]
-    ]
+    spread = ["" if np.isnan(std) else f" ± {std:.{decimals}f}" for std in frame[f"{name}_std"]]
     best, second = best_two(texts)
     return [
         Entry(text + more, text == best, text == second)

@@ -1,8 +1,10 @@
 """Run folders on disk: where they are, what a cell says of itself, how far it has come."""
 
 import contextlib
+import functools
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -24,6 +26,9 @@ _OTHER_FOLDERS = {"report", "looking", "logs", "slurm"}
 _TAIL_BYTES = 8192  # many times the longest line of batches.jsonl
 # The safe loader, in C where PyYAML was built with it.
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a top-level key begins
+_LINKED = re.compile(r"[&*!%]|^---|^\.\.\.", re.MULTILINE)
 
 
 class UnusableCellError(RunError):
@@ -106,7 +111,7 @@ def is_report(folder: Path) -> bool:
 def read_cell(folder: Path) -> dict[str, Any]:
     """The resolved configuration in cell.yaml, or UnusableCellError with the reason."""
     try:
-        cell = yaml.load((folder / "cell.yaml").read_text("utf-8"), Loader=YAML_LOADER)
+        cell = _load_yaml((folder / "cell.yaml").read_text("utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
     if not isinstance(cell, dict):
@@ -117,6 +122,26 @@ def read_cell(folder: Path) -> dict[str, Any]:
             f"contradictory: cell.yaml is of cell {cell.get('id')}, not of this folder"
         )
     return cell
+
+
+def _load_yaml(text: str) -> Any:
+    """A YAML text, its top-level blocks parsed one by one; they are shared and not to be changed.
+
+    The cells of a grid have most blocks in common, and each is parsed once. A text with anchors,
+    tags or documents, where a block is not all by itself, is parsed whole.
+    """
+    if text.endswith("\n") and _BLOCK.match(text) and not _LINKED.search(text):
+        with contextlib.suppress(yaml.YAMLError, TypeError):  # not blocks after all
+            return {k: v for block in _BLOCK.split(text)[1:] for k, v in _load_block(block)}
+    return yaml.load(text, Loader=YAML_LOADER)
+
+
+@functools.lru_cache(maxsize=1024)
+def _load_block(text: str) -> tuple[tuple[Any, Any], ...]:
+    content = yaml.load(text, Loader=YAML_LOADER)
+    if not isinstance(content, dict):
+        raise TypeError
+    return tuple(content.items())
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _lineage(cells: pd.DataFrame) -> Iterator[str]:
 
 def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
     for text in sorted(cells["corruptions"].dropna().unique()):
-        yield f"Corruptions: {str(text).rstrip('.')}."
+        yield f"{_upper_first(str(text)).rstrip('.')}."
 
 
 def _chosen(found: Sequence[Row]) -> Iterator[str]:

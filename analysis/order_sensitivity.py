@@ -71,7 +71,7 @@ def _means(members: list[Runs]) -> pd.DataFrame:
         if not np.isnan(mean)
     ]
     seeds: pd.DataFrame = pd.DataFrame(lines, columns=["label", "order", "mean"])
-    return seeds.groupby(["label", "order"], as_index=False)["mean"].mean()
+    return seeds.groupby(["label", "order"]).agg({"mean": "mean"}).reset_index()
 
 
 def _table(group: Runs, means: pd.DataFrame) -> Table:

@@ -1,6 +1,7 @@
 """The protocols of a report side by side, and each seed by itself."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,7 +99,7 @@ def _settings(group: Runs) -> dict[str, str]:
     }
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return MISSING if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)

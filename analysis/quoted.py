@@ -41,9 +41,11 @@ def quoted_tables() -> list[Table]:
 def write_quoted(folder: Path) -> list[Path]:
     """Write each quoted table as Markdown, LaTeX and CSV; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    for table in (tables := quoted_tables()):
+    tables = quoted_tables()
+    for table in tables:
         table.write(folder)
-    return sorted(folder / f"{table.name}.{end}" for table in tables for end in ("csv", "md", "tex"))
+    endings = ("csv", "md", "tex")
+    return sorted(folder / f"{table.name}.{end}" for table in tables for end in endings)
 
 
 def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:

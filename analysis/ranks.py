@@ -25,8 +25,9 @@ FEWEST_BLOCKS = 5  # domains over all benchmarks
 class Ranks:
     """Ranks of methods over blocks (a domain of a benchmark each).
 
-    ranks: [methods] mean rank, 1 is the best, best first. critical: the smallest difference in mean rank that is significant (Nemenyi,
-    all pairs at once). p: of Friedman's test that all methods are alike. blocks: how many.
+    ranks: [methods] mean rank, 1 is the best, best first. critical: the smallest difference in
+    mean rank that is significant (Nemenyi, all pairs at once). p: of Friedman's test that all
+    methods are alike. blocks: how many.
     """
 
     name: str

@@ -122,18 +122,43 @@ def _count_errors(folder: Path, domains: Sequence[str], _: Mapping[str, Any]) ->
     prediction, label, domain, round_ = read_predictions(
         folder, "prediction", "label", "domain", "round"
     )
-    counts = {}
-    for step, position, name in _visits(round_, domain, domains):
-        here = (round_ == step) & (domain == position)
-        n, errors = int(here.sum()), int((prediction[here] != label[here]).sum())
-        counts[step, name] = Count(
+    _check_domains(domain, domains)
+    # By visit (a domain of a round) all at once: a loop over visits takes most of a report's time.
+    visits, visit = _numbered(round_.astype(np.int64) * len(domains) + domain)
+    images = np.bincount(visit, minlength=len(visits))
+    wrong = np.bincount(visit[prediction != label], minlength=len(visits))
+    classes, number = _numbered(np.concatenate([prediction, label]))
+    predicted, labelled = (
+        np.bincount(visit * len(classes) + part, minlength=len(visits) * len(classes)).reshape(
+            len(visits), len(classes)
+        )
+        for part in np.split(number, 2)
+    )
+    per_visit = zip(
+        visits.tolist(),
+        images.tolist(),
+        wrong.tolist(),
+        _is_collapsed(predicted, labelled).tolist(),
+        strict=True,
+    )
+    return {
+        (visit // len(domains), str(domains[visit % len(domains)])): Count(
             n=n,
             errors=errors,
             noted=("errors", errors),
-            collapsed=_is_collapsed(_sizes(prediction[here]), _sizes(label[here])),
+            collapsed=collapsed,
             values={"error": 100 * errors / n},
         )
-    return counts
+        for visit, n, errors, collapsed in per_visit
+    }
+
+
+def _numbered(
+    values: npt.NDArray[Any],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The distinct values, sorted, and for each value its place among them."""
+    distinct, place = np.unique(values, return_inverse=True)
+    return distinct, place.astype(np.int64)
 
 
 def _count_pixels(
@@ -158,7 +183,7 @@ def _count_pixels(
             n=int(here.sum()),
             errors=tallies.errors,
             noted=("pixels", tallies.pixels),
-            collapsed=_is_collapsed(tallies.predicted, tallies.labelled),
+            collapsed=bool(_is_collapsed(tallies.predicted, tallies.labelled)),
             values={key: None if np.isnan(value) else value for key, value in values.items()},
         )
     return counts
@@ -174,22 +199,22 @@ def _visits(
     round_: npt.NDArray[Any], domain: npt.NDArray[Any], domains: Sequence[str]
 ) -> Iterator[tuple[int, int, str]]:
     """Round, position and name of each domain that has images."""
-    if len(domain) and not 0 <= domain.min() <= domain.max() < len(domains):
-        raise UnusableCellError("contradictory: predictions.npz has domains that cell.yaml lacks")
+    _check_domains(domain, domains)
     for step, position in np.unique(np.stack([round_, domain], axis=1), axis=0).tolist():
         yield step, position, str(domains[position])
 
 
-def _sizes(classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.unique(classes, return_counts=True)[1]
+def _check_domains(domain: npt.NDArray[Any], domains: Sequence[str]) -> None:
+    if len(domain) and not 0 <= domain.min() <= domain.max() < len(domains):
+        raise UnusableCellError("contradictory: predictions.npz has domains that cell.yaml lacks")
 
 
-def _is_collapsed(predicted: npt.NDArray[Any], labelled: npt.NDArray[Any]) -> bool:
-    """Whether predictions are of one class, by how many there are of each, and labels are not."""
-    return (
-        predicted.max() >= COLLAPSE_SHARE * predicted.sum() > 0
-        and labelled.max() < DOMINANT_LABEL_SHARE * labelled.sum()
-    )
+def _is_collapsed(predicted: npt.NDArray[Any], labelled: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether predictions are of one class and labels are not, by how many [..., C] each has."""
+    total = predicted.sum(-1)
+    in_one = (total > 0) & (predicted.max(-1) >= COLLAPSE_SHARE * total)
+    mixed = labelled.max(-1) < DOMINANT_LABEL_SHARE * labelled.sum(-1)
+    return np.asarray(in_one & mixed)
 
 
 def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:

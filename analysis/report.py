@@ -2,37 +2,39 @@
 
 import base64
 import contextlib
-import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
-from markupsafe import Markup, escape
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.calibration import calibration_table
 from ctta_bench.analysis.classes import class_figure, class_tables
 from ctta_bench.analysis.collect import Runs, load
 from ctta_bench.analysis.costs import cost_table
-from ctta_bench.analysis.folders import STATES, is_report
+from ctta_bench.analysis.folders import is_report
 from ctta_bench.analysis.looks import DrawAttention, looks
+from ctta_bench.analysis.order_sensitivity import order_tables
+from ctta_bench.analysis.page import DescribeMethods, Section, cell_pages, render, stream_data
+from ctta_bench.analysis.pairs import pair_table
 from ctta_bench.analysis.paper import PAPER, paper_table, with_paper
 from ctta_bench.analysis.pictures import picture_figures
 from ctta_bench.analysis.plots import bar_figure, stream_figure
+from ctta_bench.analysis.protocol import protocol_table, seed_table
 from ctta_bench.analysis.radar import settings_figure
-from ctta_bench.analysis.rows import metric_of, row_labels, rows, source_row
+from ctta_bench.analysis.ranks import all_ranks, rank_figure, rank_table
+from ctta_bench.analysis.round_curves import round_figure
+from ctta_bench.analysis.rows import metric_of, rows, source_row
+from ctta_bench.analysis.stability import stability_table
 from ctta_bench.analysis.sweeps import Sweep, batch_size_sweeps, sweep_figure, sweeps
 from ctta_bench.analysis.table import Table
 from ctta_bench.analysis.tables import main_table, round_table, significance_table
+from ctta_bench.analysis.tradeoff import tradeoff_figure
 from ctta_bench.errors import ConfigError, RunError
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,18 @@ class ReportFiles:
     left_out: list[tuple[Path, str]]
 
 
-@dataclass(frozen=True)
-class Section:
-    """The part of the page about one group; `folded` are tables by class and domain."""
-
-    title: str
-    headline: str
-    tables: list[Table]
-    figures: list[tuple[str, str, str]]  # kind, what it shows, PNG in base64
-    cells: list[dict[str, Any]]
-    folded: list[Table] = field(default_factory=list)
-
-
 def write_report(
     directory: Path,
     output: Path | None = None,
     draw_attention: DrawAttention | None = None,
     against: str | None = None,
+    describe_methods: DescribeMethods | None = None,
 ) -> ReportFiles:
     """Write `output` (default: DIRECTORY/report) with all that the runs below `directory` say.
 
     Where runs kept their models, that is also the geometry of these and, with `draw_attention`,
-    what they attend to. `against` "paper" puts the paper's printed numbers beside ours.
+    what they attend to. `describe_methods` brings what the suite says of each method. `against`
+    "paper" puts the paper's printed numbers beside ours.
 
     The whole folder is made beside its place and swapped in, so that a report is never half new;
     an older report is replaced. Raises RunError if there is no cell, or if `output` exists and is
@@ -90,8 +82,9 @@ def write_report(
             section = _section(group, draft, against)
             sections.append(section)
             main_tables.append(section.tables[0])
+        sections.append(_overall(runs, draft))
         for number, sweep in enumerate(batch_size_sweeps(runs)):
-            sections[0].figures.extend(
+            sections[-1].figures.extend(
                 _sweep_figures([sweep], draft / "figures" / f"sizes-{number + 1}")
             )
         for look in looks(runs, draft, draw_attention):
@@ -100,7 +93,9 @@ def write_report(
         runs.results.to_csv(
             draft / "results.csv", index=False, float_format="%.10g", lineterminator="\n"
         )
-        (draft / "index.html").write_text(_page(directory, runs, sections), "utf-8")
+        names = sorted(runs.cells["method"].unique())
+        facts = {} if describe_methods is None else describe_methods(names)
+        (draft / "index.html").write_text(render(directory, runs, sections, facts), "utf-8")
     return ReportFiles(
         page=output / "index.html",
         results=output / "results.csv",
@@ -140,20 +135,36 @@ def _section(group: Runs, draft: Path, against: str | None) -> Section:
     if against == PAPER:
         main, beside = with_paper(main, group), paper_table(group)
     by_class = class_tables(group)
-    made = (main, round_table(group), beside, significance, *by_class[:1], cost_table(group))
+    made = (
+        main,
+        round_table(group),
+        stability_table(group),
+        beside,
+        significance,
+        pair_table(group),
+        seed_table(group),
+        calibration_table(group),
+        *by_class[:1],
+        cost_table(group),
+    )
     tables = [table for table in made if table]
     for table in (*tables, *by_class[1:]):
         table.write(draft / "tables")
     name = draft / "figures" / notes.table_name(group)
-    figures = []
+    figures: list[tuple[str, str, str]] = []
+    stream = None
     for kind, text, draw in (
         ("means", "Mean by method; the dashed line is source", bar_figure),
+        ("rounds", "Mean of each round; bands: ± standard deviation over seeds", round_figure),
+        ("tradeoff", "Accuracy against time and parameters", tradeoff_figure),
         ("settings", "PAID's settings by domain and on average", settings_figure),
         ("stream", "Errors along the stream", stream_figure),
         ("classes", "IoU by class of source and the best methods", class_figure),
     ):
         if paths := draw(group, name.with_name(f"{name.name}-{kind}")):
             figures.append((kind, text, _in_base64(paths[0])))
+            if kind == "stream":
+                stream = stream_data(pd.read_csv(paths[2]), f"{metric_of(group).mistakes} in %")
     figures += _sweep_figures(sweeps(group), name)
     figures += [
         ("pictures", text, _in_base64(paths[0])) for text, paths in picture_figures(group, name)
@@ -163,9 +174,24 @@ def _section(group: Runs, draft: Path, against: str | None) -> Section:
         _headline(group, significance),
         tables,
         figures,
-        cells=_cells(group),
+        cells=cell_pages(group),
         folded=by_class[1:],
+        stream=stream,
     )
+
+
+def _overall(runs: Runs, draft: Path) -> Section:
+    """What concerns all groups: their protocols, orders of domains, and ranks over them."""
+    tables = [protocol_table(runs), *order_tables(runs)]
+    figures = []
+    for ranks in all_ranks(runs):
+        tables.append(rank_table(ranks))
+        paths = rank_figure(ranks, draft / "figures" / f"{ranks.name}-ranks")
+        figures.append(("means", f"Mean ranks: {ranks.title}", _in_base64(paths[0])))
+    for table in tables:
+        table.write(draft / "tables")
+    text = "What the parts below have in common, and how the methods rank over their domains."
+    return Section("Protocols and ranks", text, tables, figures, cells=[])
 
 
 def _sweep_figures(found: list[Sweep], name: Path) -> list[tuple[str, str, str]]:
@@ -200,64 +226,3 @@ def _headline(group: Runs, significance_of: Table | None) -> str:
         p = float(significance_of.frame["p_holm"].to_dict()[best.label])
         text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, corrected)"
     return f"{text}."
-
-
-def _cells(group: Runs) -> list[dict[str, Any]]:
-    """The list of cells: label, seed, state, mean, versions and hyper-parameters as texts."""
-    versions = ["ctta_bench", "commit", "python", "torch", "timm", "attention", "device"]
-    labels = row_labels(group.cells)
-    means = {
-        cell: mean
-        for row in rows(group)
-        for cell, mean in zip(row.finished["cell"], row.seed_means, strict=True)
-    }
-    return [
-        {
-            "label": label,
-            "cell": cell["cell"],
-            "seed": cell["seed"],
-            "state": cell["state"],
-            "reason": cell["reason"],
-            "mean": _decimal(means.get(cell["cell"], np.nan)),
-            "seconds": _decimal(cell["seconds"]),
-            "versions": ", ".join(
-                f"{name} {cell[name]}" for name in versions if not pd.isna(cell[name])
-            ),
-            "hyperparameters": ", ".join(
-                f"{name}={json.dumps(value)}"
-                for name, value in json.loads(cell["hyperparameters"]).items()
-            ),
-        }
-        for label, (_, cell) in zip(labels, group.cells.iterrows(), strict=True)
-    ]
-
-
-def _decimal(value: Any) -> str:
-    return "–" if pd.isna(value) else f"{value:.1f}"
-
-
-def _page(directory: Path, runs: Runs, sections: list[Section]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = _code
-    counts = runs.cells["state"].value_counts()
-    return environment.get_template("report.html.j2").render(
-        title=directory.resolve().name,
-        states=", ".join(f"{counts[state]} {state}" for state in STATES if state in counts),
-        sections=sections,
-        left_out=[(_relative(folder, directory), reason) for folder, reason in runs.left_out],
-    )
-
-
-def _relative(folder: Path, directory: Path) -> str:
-    return str(folder.relative_to(directory)) if folder != directory else folder.name
-
-
-def _code(text: str) -> Markup:
-    """Text between backticks as <code>, everything escaped."""
-    return Markup(re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text))))

@@ -31,9 +31,8 @@ def stability_table(runs: Runs) -> Table | None:
     if not found:
         return None
     metric, domains = metric_of(runs), domain_names(runs)
-    frame: pd.DataFrame = pd.DataFrame(
-        [_measures(row, metric, domains) for row in found], index=[row.label for row in found]
-    )
+    measured = [_measures(row, metric, domains) for row in found]
+    frame: pd.DataFrame = pd.DataFrame(measured, index=[row.label for row in found])
     heads = {
         "first": "first round",
         "last": "last round",
@@ -56,7 +55,8 @@ def stability_table(runs: Runs) -> Table | None:
         frame=frame,
         header=("method", *(heads[name] for name in shown)),
         lines=tuple(
-            (row.label, _entries(frame.loc[row.label].to_dict(), shown)) for row in found
+            (row.label, _entries(values, shown))
+            for row, values in zip(found, measured, strict=True)
         ),
     )
 
@@ -87,9 +87,7 @@ def _mean(points: npt.NDArray[np.float64]) -> float:
 
 
 def _entries(values: dict[str, float], shown: Sequence[str]) -> tuple[Entry, ...]:
-    texts = {
-        name: MISSING if np.isnan(values[name]) else f"{values[name]:.1f}" for name in shown
-    }
+    texts = {name: MISSING if np.isnan(values[name]) else f"{values[name]:.1f}" for name in shown}
     texts |= {name: signed(values[name]) for name in ("transfer", "forgetting")}
     texts["worst"] += f" ({values['worst_round']:.0f})"
     return tuple(Entry(texts[name]) for name in shown)

@@ -1,5 +1,6 @@
 """Do two methods differ? A paired bootstrap over test images, and Holm's correction."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +116,19 @@ def _resampled_means(difference: Floats, resamples: int, generator: np.random.Ge
 
 def _image_errors(runs: Sequence[Path | str]) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
     """Per domain: the image numbers, sorted, and the share of wrong answers to each image."""
+    files = [Path(run) / "predictions.npz" for run in runs]
+    return _read_image_errors(
+        tuple(map(Path, runs)), tuple(f.stat().st_mtime_ns for f in files if f.exists())
+    )
+
+
+@functools.lru_cache(maxsize=32)  # a method is compared with many others
+def _read_image_errors(
+    runs: tuple[Path, ...], _changed: tuple[int, ...]
+) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
     parts: dict[int, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
     for run in runs:
-        for domain, index, wrong in _wrong_answers(Path(run)):
+        for domain, index, wrong in _wrong_answers(run):
             parts.setdefault(domain, []).append((index, wrong))
     return {domain: _share(part) for domain, part in parts.items()}
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ctta_bench import registry
 from ctta_bench.cli.shared import Format, check_format, error_printer, kind, print_json, printer
 from ctta_bench.errors import ConfigError
 
@@ -35,7 +36,7 @@ def report(
         raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
     from ctta_bench.analysis.report import write_report
 
-    files = write_report(directory, out, _draw_attention, against)
+    files = write_report(directory, out, _draw_attention, against, _describe_methods)
     if as_json:
         tables = [
             {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
@@ -77,6 +78,21 @@ def _as_record(table: Any) -> dict[str, Any]:
     """A table's caption, its numbers as one record a row, and its footnotes."""
     rows = table.frame.rename_axis("method").reset_index().to_dict("records")
     return {"name": table.name, "caption": table.caption, "rows": rows, "notes": table.footnotes}
+
+
+def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What the registry says of each method, read from its file without importing it."""
+    entries = registry.METHODS.entries()
+    kept = ("paper", "checked_against", "source_access", "warmup_access")
+    return {
+        name: {
+            "description": entries[name].description,
+            **{key: str(entries[name].attributes.get(key) or "") for key in kept},
+            "parity": f"`ctta-bench parity {name}` holds it against the official implementation",
+        }
+        for name in names
+        if name in entries
+    }
 
 
 def _draw_attention(runs: Any, folder: Path) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load, normalisation_text
+from ctta_bench.analysis.folders import read_cell
 from ctta_bench.errors import RunError
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
@@ -208,3 +209,24 @@ def test_a_torn_last_batch_is_dropped_and_a_repeated_one_counts_as_run_last(cell
 )
 def test_the_normalisation_is_told_in_words(mean, std, text):
     assert normalisation_text({"mean": mean, "std": std}) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: {x: 1}\nb:\n- 1\n- 2\n",
+        "a: &shared [1, 2]\nb: *shared\n",
+        "# a note\na: 1\n# another\nb: |\n  two\n\n  lines\n",
+        'a: "one\nb: 1"\n',
+        "a: {x: 1,\nb: 2}\n",
+        "a: 1\na: 2\n",
+        'a: 1\n"b": 2\nc: 2001-01-01\n',
+    ],
+)
+def test_a_cell_yaml_read_by_blocks_is_the_one_read_whole(tmp_path, text):
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    whole = f"schema_version: 1\nid: cell\n{text}"
+    (folder / "cell.yaml").write_text(whole)
+    assert read_cell(folder) == yaml.safe_load(whole)
+    assert read_cell(folder) == yaml.safe_load(whole)  # from what is remembered

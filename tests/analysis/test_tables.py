@@ -182,7 +182,7 @@ def test_what_departs_from_the_usual_is_a_footnote(cell, runs_dir):
     cell("sar", RATES, regime="lineage", mean=[0.0] * 3, env=env, counters={"resets": 2})
     text = notes(only_table(runs_dir))
     assert "Pre-processing `lineage`" in text
-    assert "Corruptions: self-made, not the published files." in text
+    assert "Self-made, not the published files." in text
     assert "not finite: tent seed 0: 3." in text
     assert "by the method: sar seed 0: 2." in text
     assert "The cells differ in torch: 2.6.0 (tent); 2.7.1 (sar)." in text

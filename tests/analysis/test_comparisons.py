@@ -1,0 +1,174 @@
+"""Ranks, pairs, rounds, orders, calibration, trade-offs: values by hand or as published."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctta_bench.analysis.calibration import calibration_table
+from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.order_sensitivity import order_of, order_tables
+from ctta_bench.analysis.pairs import pair_table
+from ctta_bench.analysis.protocol import protocol_table, seed_table
+from ctta_bench.analysis.ranks import (
+    all_ranks,
+    critical_difference,
+    rank_figure,
+    rank_table,
+    ranks_of,
+)
+from ctta_bench.analysis.round_curves import round_figure
+from ctta_bench.analysis.stability import stability_table
+from ctta_bench.analysis.tradeoff import on_front, tradeoff_figure
+
+FIVE = ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (5, 2.728), (10, 3.164)])
+def test_the_critical_difference_is_the_published_one(methods, q):
+    """q at level 0.05 of Demsar (2006), table 5a."""
+    expected = q * np.sqrt(methods * (methods + 1) / (6 * 14))
+    assert critical_difference(methods, 14) == pytest.approx(expected, rel=5e-4)
+
+
+def test_ranks_share_ties_and_average_over_domains():
+    rows = [[1, 1, 1, 1, 1], [2, 2, 2, 1, 3], [3, 3, 3, 9, 2]]
+    values = pd.DataFrame(rows, index=["x", "y", "z"])
+    ranks = ranks_of("g", "title", values.astype(float))
+    assert ranks.ranks.to_dict() == pytest.approx({"x": 1.1, "y": (6 + 1.5 + 3) / 5, "z": 2.8})
+    assert ranks.blocks == 5
+
+
+def test_methods_that_are_all_alike_have_no_small_p():
+    assert ranks_of("g", "t", pd.DataFrame(np.ones((3, 5)))).p == 1.0
+
+
+def test_two_methods_or_four_domains_have_no_ranks():
+    assert ranks_of("g", "t", pd.DataFrame(np.ones((2, 9)))) is None
+    assert ranks_of("g", "t", pd.DataFrame(np.ones((9, 4)))) is None
+
+
+def test_ranks_go_over_the_benchmarks_that_share_their_methods(cell, runs_dir, tmp_path):
+    for sha in ("a" * 64, "b" * 64):
+        for place, method in enumerate(("source", "tent", "cotta")):
+            cell(method, dict.fromkeys(FIVE, 0.1 * place + 0.1), sha=sha, n=20)
+    *_, together = all_ranks(load(runs_dir))
+    assert (together.name, together.blocks) == ("all", 10)
+    assert together.ranks.to_dict() == {"source": 1, "tent": 2, "cotta": 3}
+    lines = dict(rank_table(together).lines)
+    assert lines["source"][0].best
+    assert not lines["cotta"][0].best  # critical: 2.344 * sqrt(12 / 60) = 1.05
+    drawn = pd.read_csv(rank_figure(together, tmp_path / "ranks")[2])
+    assert drawn["mean_rank"].tolist() == [1, 2, 3]
+    assert drawn["critical_difference"].iloc[0] == pytest.approx(1.048, abs=1e-3)
+
+
+def test_each_pair_has_its_difference_and_clear_ones_are_bold(cell, runs_dir):
+    cell("source", {"fog": 0.8, "snow": 0.6}, n=200)
+    cell("tent", {"fog": 0.2, "snow": 0.2}, n=200)
+    cell("sar", {"fog": 0.2, "snow": 0.2}, n=200)
+    table = pair_table(load(runs_dir))
+    assert table.frame.loc["tent", "source"] == pytest.approx(-50)
+    assert table.frame.loc["source", "tent"] == pytest.approx(50)
+    entries = {label: dict(zip(table.header[1:], line, strict=True)) for label, line in table.lines}
+    assert entries["tent"]["source"].best
+    assert not entries["tent"]["sar"].best
+    assert entries["tent"]["tent"].text == ""
+
+
+def test_a_round_is_told_by_transfer_forgetting_and_the_worst(cell, runs_dir):
+    cell("tent", [{"a": 0.4, "b": 0.4}, {"a": 0.2, "b": 0.5}, {"a": 0.3, "b": 0.8}], n=20)
+    table = stability_table(load(runs_dir))
+    values = table.frame.loc["tent"].to_dict()
+    assert values["first"] == pytest.approx(40)
+    assert values["last"] == pytest.approx(55)
+    assert values["transfer"] == pytest.approx(((40 - 30) + (40 - 80)) / 2)
+    assert values["forgetting"] == pytest.approx(((30 - 20) + (80 - 40)) / 2)
+    assert values["std"] == pytest.approx(np.std([40, 35, 55], ddof=1))
+    assert dict(table.lines)["tent"][-1].text == "55.0 (3)"
+
+
+def test_clean_images_in_the_stream_show_what_was_forgotten(cell, runs_dir):
+    cell("tent", [{"clean": 0.1, "fog": 0.4}, {"clean": 0.3, "fog": 0.4}], n=20)
+    table = stability_table(load(runs_dir))
+    assert table.header[-2:] == ("clean, first round", "clean, last round")
+    assert [entry.text for entry in dict(table.lines)["tent"][-2:]] == ["10.0", "30.0"]
+
+
+def test_one_round_has_no_stability(cell, runs_dir):
+    cell("tent", {"fog": 0.4})
+    assert stability_table(load(runs_dir)) is None
+
+
+def test_rounds_are_drawn_with_their_spread_over_seeds(cell, runs_dir, tmp_path):
+    cell("tent", [{"x": 0.2}, {"x": 0.3}, {"x": 0.4}], n=20, seed=0)
+    cell("tent", [{"x": 0.4}, {"x": 0.3}, {"x": 0.2}], n=20, seed=1)
+    drawn = pd.read_csv(round_figure(load(runs_dir), tmp_path / "rounds")[2])
+    assert drawn["round"].tolist() == [1, 2, 3]
+    assert drawn["mean"].tolist() == pytest.approx([30, 30, 30])
+    assert drawn["std"].tolist() == pytest.approx([np.sqrt(200), 0, np.sqrt(200)])
+
+
+def test_orders_of_the_domains_are_compared_method_by_method(cell, runs_dir):
+    cell("tent", {"a": 0.2, "b": 0.4}, n=20)
+    cell("tent", {"b": 0.6, "a": 0.2}, n=20, seed=1)
+    (table,) = order_tables(load(runs_dir))
+    values = table.frame.loc["tent"]
+    assert values[["orders", "mean", "best", "worst"]].tolist() == pytest.approx([2, 35, 30, 40])
+    assert values["std"] == pytest.approx(np.sqrt(50))
+
+
+def test_an_order_goes_by_its_name_and_a_drawn_one_by_its_seed():
+    assert order_of("order shuffled, domain_order cotta3", ("a",), 0) == "cotta3"
+    assert order_of("domain_order random, order shuffled", ("a",), 7) == "random 7"
+    assert order_of("order shuffled", ("a", "b"), 0) == "a, b"
+
+
+def test_runs_in_one_order_have_no_table_of_orders(cell, runs_dir):
+    cell("tent", {"a": 0.2}, seed=0)
+    cell("tent", {"a": 0.4}, seed=1)
+    assert order_tables(load(runs_dir)) == []
+
+
+def test_calibration_is_averaged_over_domains_and_the_least_is_best(cell, runs_dir, edit_json):
+    folder = cell("tent", {"a": 0.2, "b": 0.4})
+    cell("sar", {"a": 0.2, "b": 0.4})
+
+    def worse(result):
+        result["rounds"][0]["domains"][0]["ece"] = 9.0
+
+    edit_json(folder / "result.json", worse)
+    table = calibration_table(load(runs_dir))
+    assert table.frame["ece"].to_dict() == {"tent": 7, "sar": 5}
+    lines = dict(table.lines)
+    assert (lines["sar"][0].text, lines["sar"][0].best) == ("5.0", True)
+    assert lines["tent"][1].text == "0.700"
+
+
+def test_the_protocols_stand_side_by_side(cell, runs_dir):
+    cell("tent", {"a": 0.2}, n=20, batch_size=10)
+    cell("tent", {"a": 0.2}, n=20, batch_size=20, unfinished=True)
+    table = protocol_table(load(runs_dir))
+    assert sorted(table.frame["batch size"]) == ["10", "20"]
+    assert sorted(table.frame["cells done"]) == ["0/1", "1/1"]
+
+
+def test_seeds_stand_one_by_one_and_a_missing_one_is_a_dash(cell, runs_dir):
+    cell("tent", {"a": 0.2}, seed=0)
+    cell("tent", {"a": 0.4}, seed=1)
+    cell("sar", {"a": 0.3}, seed=0)
+    lines = dict(seed_table(load(runs_dir)).lines)
+    assert [entry.text for entry in lines["tent"]] == ["20.0", "40.0"]
+    assert [entry.text for entry in lines["sar"]] == ["30.0", "–"]
+
+
+def test_the_front_holds_what_nothing_beats():
+    costs, errors = np.array([1.0, 2.0, 2.0, 3.0, 1.0]), np.array([9.0, 5.0, 6.0, 5.0, 9.0])
+    assert on_front(costs, errors).tolist() == [True, True, False, False, True]
+
+
+def test_accuracy_is_drawn_against_cost_with_its_front(cell, runs_dir, tmp_path):
+    for method, rate, seconds in (("source", 0.5, 1.0), ("tent", 0.4, 2.0), ("cotta", 0.45, 9.0)):
+        cell(method, {"a": rate}, cost={"seconds": seconds})
+    drawn = pd.read_csv(tradeoff_figure(load(runs_dir), tmp_path / "plane")[2])
+    front = dict(zip(drawn["method"], drawn["seconds_front"], strict=True))
+    assert front == {"source": True, "tent": True, "cotta": False}
