@@ -1,4 +1,4 @@
-"""Draw docs/images/streets.png: two scenes of each domain of streets_acdc, with their labels.
+"""Draw docs/images/streets.png: a scene of each domain of streets_acdc, with its labels.
 
 Usage: python scripts/draw_streets.py [FILE]
 """
@@ -13,7 +13,7 @@ from ctta_bench.datasets.street_classes import PALETTE
 from ctta_bench.datasets.streets_acdc import SETS, Streets
 
 FILE = Path(__file__).parents[1] / "docs" / "images" / "streets.png"
-NUMBERS = np.array([2, 7])
+NUMBERS = np.array([7])
 GAP = 4
 
 
@@ -28,7 +28,7 @@ def column(name: str) -> np.ndarray:
 
 
 def main() -> None:
-    """Draw the domains from left to right: clean, fog, night, rain, snow."""
+    """Draw the domains from left to right: clean, fog, night, rain, snow, dusk, dust."""
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
     grid = np.concatenate([column(name) for name in SETS if name != "train"], axis=1)
     Image.fromarray(grid[:-GAP, :-GAP]).save(file, optimize=True)

@@ -286,8 +286,8 @@ def test_what_is_not_fetched_is_explained_in_one_sentence() -> None:
     told = by_hand_sentence("cityscapes_acdc", Path("data"))
     assert told == (
         "cityscapes_acdc is not fetched by this command: ACDC needs an account: get "
-        "rgb_anon_trainvaltest.zip and gt_trainval.zip from https://acdc.vision.ee.ethz.ch; unpack it "
-        "so that data holds "
+        "rgb_anon_trainvaltest.zip and gt_trainval.zip from https://acdc.vision.ee.ethz.ch; "
+        "unpack it so that data holds "
         "rgb_anon/COND/SPLIT/SEQUENCE/*_rgb_anon.png and "
         "gt/COND/SPLIT/SEQUENCE/*_gt_labelTrainIds.png."
     )

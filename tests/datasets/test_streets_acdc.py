@@ -32,10 +32,10 @@ def first_batches(workers: int) -> list[Batch]:
     return list(stream.batches(workers=workers))
 
 
-def test_the_domains_are_those_of_acdc_and_clean_weather_is_extra() -> None:
+def test_the_domains_are_those_of_acdc_and_clean_and_held_out_ones_are_extra() -> None:
     benchmark = StreetsACDC()
     assert benchmark.domain_names() == ("fog", "night", "rain", "snow")
-    assert benchmark.extra_domains() == ("clean",)
+    assert benchmark.extra_domains() == ("clean", "dusk", "dust")
     assert (benchmark.task, benchmark.num_classes) == ("segmentation", 19)
     assert benchmark.class_names == CLASSES
 

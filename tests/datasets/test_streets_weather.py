@@ -1,4 +1,4 @@
-"""Fog, night, rain and snow by what their physics says of simple scenes."""
+"""Weather and light by what their physics says of simple scenes."""
 
 import functools
 
@@ -8,8 +8,19 @@ import pytest
 from ctta_bench.datasets.street_classes import CLASSES
 from ctta_bench.datasets.streets_scene import Scene, make_scene
 from ctta_bench.datasets.streets_scene_canvas import LIGHTS, Camera
-from ctta_bench.datasets.streets_weather import WEATHER, _mirror, _veil, fog, night, snow
+from ctta_bench.datasets.streets_weather import (
+    HELD_OUT,
+    WEATHER,
+    _mirror,
+    _veil,
+    dusk,
+    dust,
+    fog,
+    night,
+    snow,
+)
 
+EVERY = WEATHER | HELD_OUT
 ROAD, BUILDING, SKY = (CLASSES.index(name) for name in ("road", "building", "sky"))
 SHAPE = (128, 256)
 
@@ -38,11 +49,11 @@ def scene(*, grey: int = 128, label: int = BUILDING, depth: float = 20.0, up: fl
     )
 
 
-@pytest.mark.parametrize("name", WEATHER)
+@pytest.mark.parametrize("name", EVERY)
 def test_weather_is_a_function_of_the_scene_and_the_random_numbers(name: str) -> None:
     clear = clear_scene(1)
     before = clear.image.copy()
-    one, same = (WEATHER[name](clear, rng()) for _ in range(2))
+    one, same = (EVERY[name](clear, rng()) for _ in range(2))
     assert np.array_equal(one, same)
     assert (one.dtype, one.shape) == (np.uint8, (*SHAPE, 3))
     assert np.array_equal(clear.image, before)
@@ -108,13 +119,57 @@ def test_the_sky_has_no_colour_in_bad_weather() -> None:
         assert np.ptp(low) < 20
 
 
-@pytest.mark.parametrize("name", WEATHER)
+def test_at_dusk_the_sky_is_orange_at_the_horizon_and_bluer_above() -> None:
+    image = dusk(scene(label=SKY, depth=1000.0), rng()).astype(float)
+    low, high = (image[rows].mean((0, 1)) for rows in (slice(44, 50), slice(0, 4)))
+    assert low[0] > low[1] + 40 > low[2] + 60
+    assert high[2] - high[0] > low[2] - low[0] + 40
+    assert low.sum() > high.sum()
+
+
+def test_at_dusk_grey_things_are_dark_and_bluish_but_what_looks_up_is_warmer() -> None:
+    upright, flat = (dusk(scene(depth=4.0, up=up), rng()).mean((0, 1)) for up in (0.0, 1.0))
+    assert upright.mean() < 100  # of 128 by day
+    assert upright[2] > upright[0]
+    assert flat[0] / flat[2] > 1.1 * upright[0] / upright[2]
+
+
+def test_dust_takes_blue_before_red() -> None:
+    colours = [dust(scene(grey=255, depth=depth), rng()).mean((0, 1)) for depth in (1.0, 80.0)]
+    near, far = (colour / 255 for colour in colours)
+    assert near[0] > near[1] > near[2]
+    assert far[2] / near[2] < far[0] / near[0] - 0.05
+    contrast = []
+    for depth in (5.0, 60.0, 200.0):
+        dark, bright = (dust(scene(grey=g, depth=depth), rng()).mean() for g in (40, 200))
+        contrast.append(bright - dark)
+    assert contrast[0] > 1.2 * contrast[1] > 2 * contrast[2] > 0
+
+
+def test_dust_lies_on_what_looks_up() -> None:
+    flat, upright = (dust(scene(grey=40, depth=3.0, up=up), rng()).mean() for up in (1.0, 0.0))
+    assert flat > upright + 15
+
+
+def test_what_is_held_out_is_no_copy_of_a_domain() -> None:
+    """Mean colours of the ground and the sky differ from each domain's."""
+
+    def colours(name: str) -> np.ndarray:
+        image = EVERY[name](clear_scene(2), rng()).astype(float)
+        small = clear_scene(2).small
+        return np.stack([image[small == label].mean(0) for label in (ROAD, SKY, BUILDING)])
+
+    for held in HELD_OUT:
+        assert min(np.abs(colours(held) - colours(name)).max() for name in WEATHER) > 30
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_things_stay_to_be_seen(name: str) -> None:
     """Outlines of near cars are steps in the picture, more than what is inside of them."""
     outlines, insides = [], []
     for number in range(6):
         clear = clear_scene(number)
-        image = WEATHER[name](clear, rng()).astype(np.float32).mean(-1)
+        image = EVERY[name](clear, rng()).astype(np.float32).mean(-1)
         car = (clear.small == CLASSES.index("car")) & (clear.depth < 25)
         step = np.abs(np.diff(image, axis=1))
         outlines.append(step[car[:, 1:] != car[:, :-1]])
