@@ -126,7 +126,9 @@ def _run(
                     content = {"lines": lines, "seconds": time.monotonic() - began}
                     write_state(folder, content | {"warmup": warmup.state_dict()})
                 if stops:
-                    folder.append_log(f"interrupted by {interrupt.asked} after {len(lines)} updates")
+                    folder.append_log(
+                        f"interrupted by {interrupt.asked} after {len(lines)} updates"
+                    )
                     raise KeyboardInterrupt(interrupt.asked)
     finally:
         log.finish(None)

@@ -3,19 +3,21 @@
 cell.yaml        the resolved configuration
 batches.jsonl    a line a batch, appended
 predictions.npz  per image, in stream order
+pictures.npz     of segmentation: a few images with labels and predictions
 result.json      written last; its presence means done
 env.json         versions, device, time
 state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
 models/          adapted networks, if they are asked for (export.py)
 failed.json      why the last attempt failed
+attempts.json    the attempts that did not end well: when, where, what ended them
 log.txt          what was said
 """
 
 import contextlib
 import json
 import os
-import socket
 import time
+import traceback
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +27,18 @@ import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from ctta_bench.errors import RunError
+from ctta_bench.errors import CttaBenchError, RunError
+from ctta_bench.locks import (
+    OWNER_FILE,
+    BusyError,
+    Heartbeat,
+    describe,
+    is_abandoned,
+    read_owner,
+    this_process,
+)
 
 SCHEMA_VERSION = 1
-HEARTBEAT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -140,7 +150,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
         for file in [*self.path.glob("*"), *self.path.glob("models/*")]:
-            if file.is_file() and file.name not in (".lock", "cell.lock.json"):
+            if file.is_file() and file.name not in (".lock", OWNER_FILE):
                 file.unlink()
 
     def append_log(self, text: str) -> None:
@@ -150,84 +160,147 @@ class RunFolder:
 
     @contextlib.contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Keep why the block failed, so that `status` can tell; the caller still sees the error.
+        """Keep why the block failed or was interrupted, so that `status` can tell.
 
-        An OSError becomes a RunError.
+        The caller still sees the error; an OSError and a `sys.exit` of the code become a RunError.
         """
+        began = timestamp()
         try:
             yield
+        except BusyError:
+            raise  # the cell, or its warm-up, is another's: nothing failed
+        except KeyboardInterrupt as error:
+            self._note_end(began, "interrupted", signal=str(error) or "SIGINT")
+            raise
+        except SystemExit as error:
+            failure = RunError(f"{self.path}: the code ended itself (sys.exit({error.code!r})).")
+            self._note_failure(began, failure)
+            raise failure from error
         except Exception as error:
-            with contextlib.suppress(OSError, RunError):
-                self.append_log(f"failed: {error}")
-                self.write_failure(error)
+            self._note_failure(began, error)
             if isinstance(error, OSError):
                 raise RunError(f"{self.path}: {error.strerror or error}.") from error
             raise
 
-    def write_failure(self, error: BaseException) -> None:
-        """Keep why this attempt failed."""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        write_json(
-            self.file("failed.json"),
-            {"reason": reason, "type": type(error).__name__, "time": timestamp()},
+    def _note_failure(self, began: str, error: BaseException) -> None:
+        with contextlib.suppress(OSError, RunError):
+            expected = isinstance(error, (CttaBenchError, OSError))
+            told = str(error) if expected else "".join(traceback.format_exception(error)).rstrip()
+            self.append_log(f"failed: {told}")
+            self.write_failure(error)
+        self._note_end(began, "failed", reason=_first_line(error))
+
+    def _note_end(self, began: str, outcome: str, **facts: Any) -> None:
+        here = this_process()
+        self.add_attempt(
+            {"outcome": outcome, **facts, "began": began, "ended": timestamp()}
+            | {key: here[key] for key in ("host", "pid", "job")}
         )
 
-    def write_predictions(self, arrays: dict[str, np.ndarray]) -> None:
-        """Write predictions.npz, atomically and to the same bytes for the same arrays."""
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts that did not end well, oldest first; [] if there are none to read."""
+        try:
+            attempts = json.loads(self.file("attempts.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        return attempts if isinstance(attempts, list) else []
+
+    def add_attempt(self, attempt: dict[str, Any]) -> None:
+        """Add one to attempts.json, with how many batches it left; a full disk only forgets it."""
+        with contextlib.suppress(OSError, RunError):
+            lines = self.file("batches.jsonl")
+            done = lines.read_bytes().count(b"\n") if lines.exists() else 0
+            write_json(self.file("attempts.json"), [*self.attempts(), attempt | {"batches": done}])
+
+    def write_failure(self, error: BaseException) -> None:
+        """Keep why this attempt failed."""
+        write_json(
+            self.file("failed.json"),
+            {"reason": _first_line(error), "type": type(error).__name__, "time": timestamp()},
+        )
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Write arrays to a .npz, atomically and to the same bytes for the same arrays."""
         with (
-            atomic(self.file("predictions.npz")) as temporary,
+            atomic(self.file(name)) as temporary,
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
-            for name, values in arrays.items():
+            for key, values in arrays.items():
                 # A fixed date: numpy's own savez would stamp the time of writing.
-                info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 info.compress_type = zipfile.ZIP_DEFLATED
                 with archive.open(info, "w") as entry:
                     np.lib.format.write_array(entry, values, allow_pickle=False)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator["Heartbeat"]:
-        """Hold the cell; only one process writes it. Raises RunError if another one has it."""
+    def work(self, record: dict[str, Any], *, force: bool = False) -> Iterator[Heartbeat | None]:
+        """Hold the folder for an attempt at what `record` describes; None if it is done already.
+
+        With `force` it starts anew. A failure of the block is noted. Raises RunError for a folder
+        of another configuration or that cannot be written, BusyError if another process has it.
+        """
+        check_writable(self.path)
+        with self.locked() as heartbeat:
+            if force:
+                self.clear()
+            self.check_configuration(record)
+            if self.is_done:
+                yield None
+                return
+            self.file("failed.json").unlink(missing_ok=True)
+            write_yaml(self.file("cell.yaml"), record)
+            with self.noting_failure():
+                yield heartbeat
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Heartbeat]:
+        """Hold the cell; only one process writes it. Raises BusyError if another one has it.
+
+        A cell whose owner is dead is taken over, with a line in the log and in attempts.json.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         # The empty lock file stays: deleting it would let two processes hold two files of its name.
         lock = FileLock(self.file(".lock"))
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise RunError(f"{self.path}: {self._owner()} is running this cell.") from None
+            raise BusyError(f"{self.path}: {self._owner()} is running this cell.") from None
+        except NotImplementedError:
+            pass  # a file system without locks: the owner's file is all there is
         except OSError as error:
             raise RunError(f"{self.path}: cannot be locked ({error.strerror}).") from error
-        owner = self.file("cell.lock.json")
+        heartbeat = Heartbeat(self.file(OWNER_FILE))
         try:
-            heartbeat = Heartbeat(owner)
-            heartbeat.beat()
+            self._own(heartbeat)
             yield heartbeat
         finally:
-            owner.unlink(missing_ok=True)
+            heartbeat.stop()
             lock.release()
 
-    def _owner(self) -> str:
+    def _own(self, heartbeat: Heartbeat) -> None:
+        owner = read_owner(heartbeat.path)
+        if owner is not None:
+            if not is_abandoned(heartbeat.path, owner):
+                raise BusyError(f"{self.path}: {describe(owner)} is running this cell.")
+            self.append_log(f"taken over from {describe(owner)}, which is dead")
+            facts = {key: owner.get(key) for key in ("host", "pid", "job")}
+            self.add_attempt({"outcome": "lost", "ended": timestamp(), **facts})
+            heartbeat.path.unlink(missing_ok=True)
         try:
-            owner = json.loads(self.file("cell.lock.json").read_text("utf-8"))
-            return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, KeyError):
-            return "another process"
+            heartbeat.start()
+        except FileExistsError:
+            raise BusyError(f"{self.path}: {self._owner()} is running this cell.") from None
+        except OSError as error:
+            raise RunError(
+                f"{heartbeat.path}: cannot be written ({error.strerror or error})."
+            ) from error
+
+    def _owner(self) -> str:
+        return describe(read_owner(self.file(OWNER_FILE)) or {})
 
 
-class Heartbeat:
-    """Tells others that the owner of a cell lives: the lock's file is renewed now and then."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._last = -HEARTBEAT_SECONDS
-
-    def beat(self) -> None:
-        """Renew the file if the last time was long enough ago."""
-        now = time.monotonic()
-        if now - self._last >= HEARTBEAT_SECONDS:
-            self._last = now
-            owner = {"host": socket.gethostname(), "pid": os.getpid(), "heartbeat": time.time()}
-            write_json(self.path, owner)
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
 
 
 def timestamp() -> str:

@@ -44,7 +44,7 @@ class FOABP(ShiftMethod):
     checked_against = "official code"
     passes_per_image = (1, 1)
     all_blocks = True
-    exempt = {"learning_rate_zero_is_source": "features are shifted"}
+    exempt = {"learning_rate_zero_is_source": "features are shifted without any learning"}
 
     class Hyperparameters(OptimizerHyperparameters, ShiftHyperparameters):
         """Hyper-parameters of the form with gradients."""

@@ -1,4 +1,4 @@
-"""Tent that takes its time, or meets a fate at its fourth batch: a plug-in for tests of launches."""
+"""Tent that takes its time, or meets a fate at its fourth batch: a plug-in for launches."""
 
 import os
 import signal

@@ -24,7 +24,7 @@ AGAINST_THE_ARROWS = [
     ("analysis/table.py", "import torch", "analysis.table -> torch"),
     ("engine.py", "import ctta_bench.methods.tent", "engine -> ctta_bench.methods.tent"),
     ("engine.py", "import ctta_bench.datasets.fashion", "engine -> ctta_bench.datasets.fashion"),
-    ("launch.py", "import ctta_bench.analysis.status", "launch -> ctta_bench.analysis.status"),
+    ("launch/plan.py", "import ctta_bench.analysis.status", "launch.plan -> ctta_bench.analysis"),
     ("stream.py", "import ctta_bench.engine", "stream -> ctta_bench.engine"),
     ("registry.py", "import torch", "registry -> torch"),
 ]

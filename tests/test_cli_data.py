@@ -74,9 +74,9 @@ def test_the_list_tells_how_to_get_each_set_and_what_is_there(data: Invoke) -> N
     rows = {row["name"]: row for row in json.loads(data("list", "--format", "json").stdout)}
     assert rows["cifar10_c"]["how"] == "download, 2.9 GB"
     assert rows["imagenet_c"]["how"] == "download, 50.2 GB (+ extra)"
-    assert rows["acdc"]["how"] == "by hand"
+    assert rows["cityscapes_acdc"]["how"] == "by hand"
     assert rows["fashion_c"]["how"] == "in the package"
-    assert {rows[name]["there"] for name in ("cifar10_c", "acdc")} == {"no"}
+    assert {rows[name]["there"] for name in ("cifar10_c", "cityscapes_acdc")} == {"no"}
     assert "data root: " in data("list").stdout
 
 

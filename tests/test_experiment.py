@@ -101,3 +101,50 @@ def test_a_preset_replaces_those_of_the_file(tmp_path):
 def test_cells_are_counted_without_data_or_weights():
     """Source, and eight ranks of PAID, on three benchmarks."""
     assert count_cells(load_experiment("paper/rank")) == 3 * (1 + 8)
+
+
+def test_an_exclusion_leaves_out_the_cells_that_have_all_of_its_values(tmp_path):
+    cells = expand(
+        write(
+            tmp_path,
+            "methods: [source, {name: tent, sweep: {lr: [0.1, 0.2]}}]\nbenchmarks: [fashion_c]\n"
+            "seeds: [0, 1]\nexclude: [{method: tent, lr: 0.2}, {method: source, seed: [1, 2]}]\n",
+        )
+    )
+    assert [(c.request.method, c.request.seed) for c in cells] == [
+        ("source", 0),
+        ("tent", 0),
+        ("tent", 1),
+    ]
+    assert {c.hyperparameters.lr for c in cells[1:]} == {0.1}
+
+
+def test_an_exclusion_of_nothing_is_told_beside_the_other_problems(tmp_path):
+    described = write(
+        tmp_path,
+        "methods: [tnet]\nbenchmarks: [fashion_c]\nexclude: [{method: sar}]\n",
+    )
+    with pytest.raises(ConfigError, match=r"exclude\[0\].*matches no cell[\s\S]*'tent'"):
+        expand(described)
+
+
+def test_single_cells_join_the_product_or_stand_alone(tmp_path):
+    text = "cells: [{method: tent, benchmark: fashion_c, seed: 7, set: {lr: 0.5}}]\n"
+    (alone,) = expand(write(tmp_path, text))
+    assert (alone.request.seed, alone.hyperparameters.lr) == (7, 0.5)
+    both = expand(write(tmp_path, text + "methods: [source]\nbenchmarks: [fashion_c]\n"))
+    assert [c.request.method for c in both] == ["source", "tent"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seeds: [0]\n", "give methods and benchmarks, or cells"),
+        ("methods: [tent]\n", "give methods and benchmarks, or cells"),
+        ("cells: [{method: tent}]\n", r"cells\[0\]: cell.benchmark"),
+        ("cells: [{method: tent, benchmark: fashion_c, sede: 1}]\n", "did you mean 'seed'"),
+    ],
+)
+def test_a_file_that_asks_for_nothing_or_wrongly_is_refused(tmp_path, text, words):
+    with pytest.raises(ConfigError, match=words):
+        expand(write(tmp_path, text))

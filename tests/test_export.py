@@ -26,12 +26,15 @@ from tests.methods import build, pictures, toy
 
 # Methods whose scored logits no plain network gives, and the reason that is told.
 WITHOUT_PLAIN_FORM = {
+    "cmf": "the other images of a batch",
     "dept": "beside the network",
     "dpcore": "the other images of a batch",
     "ecotta": "passes between the network's layers",
     "foa": "the other images of a batch",
     "lame": "the other images of a batch",
     "norm": "the other images of a batch",
+    "rmt": "the sum of two networks",
+    "roid": "the other images of a batch",
     "vdp": "beside the network",
 }
 SEGMENTERS = {"svdp"}  # the toy ViT cannot serve them

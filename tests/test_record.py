@@ -42,7 +42,7 @@ def test_equal_predictions_make_equal_bytes_without_pickles(tmp_path: Path) -> N
     arrays = {"prediction": np.arange(5, dtype=np.int32), "label": np.zeros(5, np.int32)}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        RunFolder(tmp_path / name).write_predictions(arrays)
+        RunFolder(tmp_path / name).write_arrays("predictions.npz", arrays)
     first, second = (tmp_path / n / "predictions.npz" for n in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
     with np.load(first, allow_pickle=False) as loaded:

@@ -21,13 +21,11 @@ from ctta_bench.stream import ArrayImages, SourceData, Stream, batch_domains
 from tests.conftest import TOY
 from tests.test_engine import StopAfter, without_times
 
-TOY_MAPS = TOY.with_name("toy_maps.py")
-
 
 @pytest.fixture(autouse=True)
 def _toys() -> None:
     load_plugin(str(TOY))
-    load_plugin(str(TOY_MAPS))
+    load_plugin("tests.toy_maps")
 
 
 def cell(method: str = "source", **values: Any) -> Cell:

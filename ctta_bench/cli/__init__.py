@@ -12,12 +12,14 @@ from ctta_bench import __version__
 from ctta_bench.cli import (
     authoring,
     data,
+    launching,
     listing,
     looking,
     models,
     reading,
     reporting,
     running,
+    standing,
     training,
 )
 from ctta_bench.cli.shared import State
@@ -37,8 +39,11 @@ app.add_typer(models_app, name="models")
 
 app.command("list")(listing.list_entries)
 app.command()(running.run)
-app.command()(running.grid)
-app.command()(running.status)
+app.command()(launching.grid)
+app.command()(standing.status)
+app.command()(standing.logs)
+app.command()(standing.cancel)
+app.command()(standing.merge)
 app.command()(reporting.report)
 app.command()(looking.geometry)
 app.command()(looking.attention)
@@ -74,8 +79,13 @@ def common(
     State.debug = debug
 
 
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 def main() -> None:
     """Entry point of the console script."""
     # A scheduler's or a user's polite kill is answered like Ctrl-C: checkpoint, then leave.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, _interrupted)
     app()

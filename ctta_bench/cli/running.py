@@ -1,4 +1,4 @@
-"""Cells: one of them, a grid of them, and how they stand."""
+"""One cell."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +19,11 @@ from ctta_bench.cli.shared import (
     Set,
     Workers,
     check_format,
-    error_printer,
     kind,
     load_plugins,
     print_json,
     printer,
 )
-from ctta_bench.errors import ConfigError
 
 
 @kind
@@ -141,122 +139,3 @@ def cell_loggers(
 
     console = Console(stderr=True, quiet=quiet)
     return [*make_loggers(tuple(names or ())), ConsoleProgress(console, cell, out_of, noted)]
-
-
-@kind
-def grid(
-    experiment: Annotated[str, typer.Argument(help="An experiment's name or a YAML file.")],
-    benchmark: Annotated[
-        list[str] | None, typer.Option(help="Instead of the file's; repeatable.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = "",
-    preset: Annotated[str | None, typer.Option(help="Instead of the file's presets.")] = None,
-    set: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None,
-    data_root: DataRoot = None,
-    workers: Workers = None,
-    cache_decoded: CacheDecoded = None,
-    executor: Annotated[
-        str, typer.Option(help="local: one after another, in this process.")
-    ] = "local",
-    device: Device = None,
-    plugin: Plugin = None,
-    keep_models: KeepModels = None,
-    log: Log = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run every cell of an experiment; what is done is kept, what was interrupted goes on.
-
-    Example: `ctta-bench grid quickstart --seeds 0,1,2`
-    """
-    from ctta_bench.config import parse_assignments
-    from ctta_bench.console import count_lines
-    from ctta_bench.experiment import expand, load_experiment
-    from ctta_bench.record import check_writable
-
-    if executor not in ("local", "debug"):
-        raise ConfigError(f"--executor {executor!r}: choose local or debug.")
-    load_plugins(plugin)
-    described = load_experiment(experiment)
-    directory = out or Path("runs") / described.name
-    if not dry_run:
-        check_writable(directory)
-    cells = expand(
-        described,
-        benchmarks=tuple(benchmark or ()),
-        seeds=_seeds(seeds),
-        preset=preset,
-        overrides=parse_assignments(set or ()),
-        data_root=data_root,
-        workers=workers,
-        cache_decoded=cache_decoded,
-        keep_models=keep_models,
-    )
-    from ctta_bench.launch import run_grid, schedule
-
-    steps = schedule(cells)
-    if dry_run:
-        for step in steps:
-            typer.echo(step.id)
-        return
-    from ctta_bench.environment import default_device
-
-    console = Console(stderr=True, quiet=quiet)
-    noted: list[str] = []  # over all cells
-    tell, number = count_lines(console, len(steps)), {s.id: i for i, s in enumerate(steps)}
-    outcome = run_grid(
-        cells,
-        directory,
-        device=device or default_device(),
-        force=force,
-        make_loggers=lambda s: cell_loggers(
-            log, quiet, s.id, f"{number[s.id] + 1}/{len(steps)} ", noted
-        ),
-        on_step=lambda i, step, state: tell(i, step.id, state),
-    )
-    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
-    typer.echo(
-        f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
-        f"{len(outcome.failed)} failed; tables and figures: ctta-bench report {directory}"
-    )
-    for cell_id, reason in outcome.failed.items():
-        error_printer().print(f"failed: {cell_id}: {reason}", markup=False, soft_wrap=True)
-    if outcome.failed:
-        raise typer.Exit(1)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r}: write numbers with commas, e.g. 0,1,2.") from None
-
-
-@kind
-def status(
-    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
-    format: Format = "text",
-) -> None:
-    """Show which cells are done, running, unfinished or failed, and why.
-
-    Example: `ctta-bench status runs/quickstart`
-    """
-    as_json = check_format(format)
-    from dataclasses import asdict
-
-    from ctta_bench.analysis.status import status as read_status
-
-    rows = [asdict(row) for row in read_status(directory)]
-    if as_json:
-        print_json(rows)
-        return
-    from ctta_bench.console import plain_table
-
-    cells = [
-        [r["cell"], r["state"], f"{r['done']}/{r['total'] or '?'}", r["reason"] or ""] for r in rows
-    ]
-    printer().print(plain_table(["cell", "state", "batches", "reason"], cells))
-    states = [r["state"] for r in rows]
-    typer.echo(", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)))

@@ -45,7 +45,9 @@ KeepModels = Annotated[
     str | None,
     typer.Option(help="Adapted networks to leave in the run folder: none, last or domains."),
 ]
-Log = Annotated[list[str] | None, typer.Option("--log", help="Further logger: tensorboard, wandb, mlflow.")]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Further logger: tensorboard, wandb, mlflow.")
+]
 
 
 class State:

@@ -16,7 +16,6 @@ from ctta_bench.engine import run_cell
 from ctta_bench.errors import DataError
 from ctta_bench.record import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
-from tests.conftest import TOY
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_made_twice_it_is_the_same_and_true_data_is_left_alone(root: Path, tmp_p
 
 
 def test_a_cell_runs_on_it_and_says_what_it_ran_on(root: Path, tmp_path: Path) -> None:
-    load_plugin(str(TOY.with_name("toy_maps.py")))
+    load_plugin("tests.toy_maps")
     acdc = tmp_path / "acdc"
     acdc.mkdir()
     for name in ("rgb_anon", "gt"):  # without the source set, which this model does not know

@@ -1,0 +1,279 @@
+"""Grids: many cells, in this process, in a pool on this machine, or on Slurm."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ctta_bench.cli.running import cell_loggers
+from ctta_bench.cli.shared import (
+    CacheDecoded,
+    DataRoot,
+    Device,
+    Force,
+    KeepModels,
+    Log,
+    Plugin,
+    Quiet,
+    Set,
+    Workers,
+    error_printer,
+    kind,
+    load_plugins,
+)
+from ctta_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ctta_bench.launch.begin import Options, Selection
+    from ctta_bench.launch.profiles import Profile
+    from ctta_bench.launch.resources import Share
+    from ctta_bench.launch.steps import Outcome, Step
+
+EXECUTORS = ("local", "slurm", "debug")
+
+
+@kind
+def grid(
+    experiment: Annotated[str, typer.Argument(help="An experiment's name or a YAML file.")],
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Instead of the file's; repeatable.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = "",
+    preset: Annotated[str | None, typer.Option(help="Instead of the file's presets.")] = None,
+    set: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None,
+    data_root: DataRoot = None,
+    workers: Workers = None,
+    cache_decoded: CacheDecoded = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            help="local: on this machine; slurm: jobs of a cluster; debug: one after another in "
+            "this process. Default: slurm with --profile, else local."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", help="Cells at once; local: one for each accelerator, or 1; slurm: all."
+        ),
+    ] = None,
+    cells_per_gpu: Annotated[int, typer.Option(help="Local: cells that share an accelerator.")] = 1,
+    profile: Annotated[
+        str | None, typer.Option(help="Slurm: a profile's name, or a YAML file.")
+    ] = None,
+    device: Device = None,
+    plugin: Plugin = None,
+    keep_models: KeepModels = None,
+    log: Log = None,
+    retry: Annotated[
+        str | None, typer.Option(help="failed: run the cells alone whose last attempt failed.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cells, jobs and hours, and stop.")
+    ] = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every cell of an experiment; what is done is kept, what was interrupted goes on.
+
+    Example: `ctta-bench grid quickstart --seeds 0,1,2`
+    """
+    executor = executor or ("slurm" if profile else "local")
+    _check_options(executor, profile, retry)
+    from ctta_bench.config import parse_assignments
+    from ctta_bench.experiment import expand, load_experiment
+    from ctta_bench.record import check_writable
+
+    load_plugins(plugin)
+    described = load_experiment(experiment)
+    directory = out or Path("runs") / described.name
+    if not dry_run:
+        check_writable(directory)
+    chosen_profile = _profile(executor, profile, jobs)
+    cells = expand(
+        described,
+        benchmarks=tuple(benchmark or ()),
+        seeds=_seeds(seeds),
+        preset=preset,
+        overrides=parse_assignments(set or ()),
+        data_root=data_root,
+        workers=workers,
+        cache_decoded=cache_decoded,
+        keep_models=keep_models,
+    )
+    from ctta_bench.launch.begin import Options, select
+    from ctta_bench.launch.checks import missing_data
+    from ctta_bench.launch.steps import schedule
+    from ctta_bench.loggers import make_loggers
+
+    make_loggers(tuple(log or ()))  # an unknown one is refused before anything begins
+    steps, missing = schedule(cells), missing_data(cells)
+    if dry_run:
+        _tell_plan(steps, directory, chosen_profile, missing)
+        return
+    if missing:
+        raise ConfigError(f"experiment {described.name!r}: " + "\n  ".join(missing))
+    chosen = select(steps, directory, force=force, failed_alone=retry == "failed")
+    options = Options(device, force, tuple(log or ()), tuple(plugin or ()))
+    if chosen_profile is not None:
+        _submit(chosen, directory, chosen_profile, options)
+    else:
+        share = _share(executor, jobs, cells_per_gpu, device, len(chosen.todo))
+        _run_here(chosen, directory, share, options, quiet)
+    _tell_outcome(chosen.outcome, directory, submitted=chosen_profile is not None)
+
+
+def _check_options(executor: str, profile: str | None, retry: str | None) -> None:
+    if executor not in EXECUTORS:
+        raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
+    if profile is not None and executor != "slurm":
+        raise ConfigError(f"--profile is for --executor slurm, not {executor}.")
+    if retry not in (None, "failed"):
+        raise ConfigError(f"--retry {retry!r}: choose failed.")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: write numbers with commas, e.g. 0,1,2.") from None
+
+
+def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | None":
+    if executor != "slurm":
+        return None
+    from ctta_bench.launch.profiles import Profile, load_profile
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: give 1 or more.")
+    profile = load_profile(name) if name else Profile()
+    return profile if jobs is None else profile.model_copy(update={"parallel": jobs})
+
+
+def _tell_plan(
+    steps: "Sequence[Step]", directory: Path, profile: "Profile | None", missing: Sequence[str]
+) -> None:
+    from ctta_bench.launch.estimates import estimate
+
+    for step in steps:
+        typer.echo(step.id)
+    told = Console(stderr=True)
+    parts = [_count(steps)]
+    left = [step for step in steps if not (directory / step.id / "result.json").is_file()]
+    if len(left) < len(steps):
+        parts[0] += f", {len(steps) - len(left)} of them done"
+    if profile is not None:
+        from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
+        from ctta_bench.launch.scheduler import array_limit
+
+        ordered = in_order(left)
+        packs = pack(ordered, profile.cells_per_job)
+        waves = [wave_of(ordered[start]) for start, _ in packs]
+        count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
+        parts.append(f"jobs: {len(packs)}, arrays: {count}")
+    parts.append(str(estimate(left, directory)))
+    told.print("; ".join(parts), highlight=False, soft_wrap=True)
+    for problem in missing:
+        told.print(f"missing: {problem}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _count(steps: "Sequence[Step]") -> str:
+    warmups = sum(step.warms_up for step in steps)
+    return f"{len(steps) - warmups} cells" + (f" and {warmups} warm-ups" if warmups else "")
+
+
+def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "Options") -> None:
+    from ctta_bench.launch.begin import submit_slurm
+
+    for step, job in chosen.queued.items():
+        error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
+    if not chosen.todo:
+        return
+    arrays: list[str] = []
+    numbers: list[int] = []
+
+    def told(job: str, count: int) -> None:
+        arrays.append(job)
+        numbers.append(count)
+
+    submit_slurm(chosen.todo, directory, profile, options, told)
+    typer.echo(
+        f"{_count(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); how they "
+        f"stand: ctta-bench status {directory} --watch"
+    )
+
+
+def _share(
+    executor: str, jobs: int | None, cells_per_gpu: int, device: str | None, steps: int
+) -> "Share":
+    from ctta_bench.launch.resources import Share, share_out
+
+    if executor == "debug":
+        return Share(1, None, None)
+    return share_out(jobs, cells_per_gpu, device, steps)
+
+
+def _run_here(
+    chosen: "Selection", directory: Path, share: "Share", options: "Options", quiet: bool
+) -> None:
+    from ctta_bench.console import count_lines
+    from ctta_bench.launch.begin import run_local
+    from ctta_bench.launch.running import run_steps
+    from ctta_bench.launch.steps import lay_down
+
+    for step, job in chosen.queued.items():
+        error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
+    total = len(chosen.todo)
+    tell: Callable[[int, str, str], None] = count_lines(Console(stderr=True, quiet=quiet), total)
+    if share.jobs > 1 and total:
+        number = {step.id: n for n, step in enumerate(chosen.todo)}
+        run_local(
+            chosen.todo,
+            directory,
+            share,
+            options,
+            chosen.outcome,
+            lambda step, state: tell(number[step], step, state),
+        )
+        return
+    if share.devices and share.devices[0] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = share.devices[0]
+    from ctta_bench.environment import default_device
+
+    lay_down(chosen.todo, directory)
+    noted: list[str] = []  # over all cells
+    place = {step.id: f"{n + 1}/{total} " for n, step in enumerate(chosen.todo)}
+
+    def loggers(step: "Step") -> Sequence[Any]:
+        return cell_loggers(list(options.log), quiet, step.id, place[step.id], noted)
+
+    run_steps(
+        chosen.todo,
+        directory,
+        device=options.device or default_device(),
+        force=options.force,
+        make_loggers=loggers,
+        on_step=lambda n, step, state: tell(n, step.id, state),
+        outcome=chosen.outcome,
+    )
+
+
+def _tell_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
+    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
+    elsewhere = f", {len(outcome.elsewhere)} run elsewhere" if outcome.elsewhere else ""
+    if not submitted:
+        typer.echo(
+            f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
+            f"{len(outcome.failed)} failed{elsewhere}; tables and figures: "
+            f"ctta-bench report {directory}"
+        )
+    elif outcome.kept:
+        typer.echo(f"{len(outcome.kept)} were done before")
+    for cell_id, reason in outcome.failed.items():
+        error_printer().print(f"failed: {cell_id}: {reason}", markup=False, soft_wrap=True)
+    if outcome.failed or outcome.elsewhere:
+        raise typer.Exit(1)

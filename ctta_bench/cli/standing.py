@@ -1,0 +1,173 @@
+"""How grids stand, their logs, ending them, and merging folders of runs."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from ctta_bench.cli.shared import Format, check_format, error_printer, kind, print_json, printer
+from ctta_bench.errors import RunError
+
+if TYPE_CHECKING:
+    from ctta_bench.board import Board, Line
+
+FEW = 50  # cells that are listed one by one, those that are done too
+WATCH_SECONDS = 5.0
+LONGEST_WAIT = 60.0
+
+
+@kind
+def status(
+    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again until nothing is under way.")
+    ] = False,
+    all_cells: Annotated[
+        bool, typer.Option("--all", help="List every cell, however many.")
+    ] = False,
+    format: Format = "text",
+) -> None:
+    """Show how the cells stand: done, running, queued, failed and why. Exit code 0 if all are done.
+
+    Example: `ctta-bench status runs/quickstart`
+    """
+    as_json = check_format(format)
+    from ctta_bench.board import board
+
+    found = _watched(directory, all_cells) if watch and not as_json else board(directory)
+    if as_json:
+        print_json([asdict(line) for line in found.lines])
+    elif not watch:
+        printer().print(_page(found, all_cells))
+    for trouble in found.troubles:
+        error_printer().print(f"note: {trouble}", markup=False, highlight=False, soft_wrap=True)
+    if not found.is_done:
+        raise typer.Exit(1)
+
+
+def _watched(directory: Path, all_cells: bool) -> "Board":
+    """Show the board until nothing is under way; where nothing changes, ever less often."""
+    from ctta_bench.board import board
+
+    pause, before = WATCH_SECONDS, None
+    with Live(console=printer(), auto_refresh=False) as live:
+        while True:
+            found = board(directory)
+            live.update(_page(found, all_cells), refresh=True)
+            if not found.is_under_way:
+                return found
+            now = [(line.state, line.done) for line in found.lines]
+            pause = WATCH_SECONDS if now != before else min(1.5 * pause, LONGEST_WAIT)
+            before = now
+            time.sleep(pause)
+
+
+def _page(found: "Board", all_cells: bool) -> Group:
+    from ctta_bench.board import STATES, counts
+    from ctta_bench.console import plain_table
+
+    by_experiment = counts(found.lines)
+    present = [s for s in STATES if any(s in of for of in by_experiment.values())]
+    summary = plain_table(
+        ["experiment", *present],
+        [[name, *(str(of.get(s, 0)) for s in present)] for name, of in by_experiment.items()],
+    )
+    few = all_cells or len(found.lines) <= FEW
+    shown = [line for line in found.lines if few or line.state != "done"]
+    shown = shown if few else sorted(shown, key=lambda line: STATES.index(line.state))[:FEW]
+    cells = plain_table(
+        ["cell", "state", "batches", "attempt", "reason"], [_cells(line) for line in shown]
+    )
+    left = len(found.lines) - len(shown)
+    rest = f"{left} more cells, --all shows them" if left else ""
+    total = {s: sum(of.get(s, 0) for of in by_experiment.values()) for s in present}
+    told = ", ".join(f"{count} {state}" for state, count in total.items())
+    return Group(*([cells] if shown else []), summary, *([rest] if rest else []), told)
+
+
+def _cells(line: "Line") -> list[str]:
+    attempt = str(line.attempt) + (f" ({line.signal})" if line.signal else "")
+    eta = "" if line.eta_seconds is None else f", {_duration(line.eta_seconds)} left"
+    job = f" [job {line.job}]" if line.job and line.state != "done" else ""
+    done = "?" if line.done is None else str(line.done)
+    return [line.cell, line.state, f"{done}/{line.total or '?'}", attempt, line.reason + eta + job]
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
+    return (
+        f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+    )
+
+
+@kind
+def logs(
+    cell: Annotated[Path, typer.Argument(help="A cell's folder.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Lines of each log.")] = 20,
+) -> None:
+    """Show what a cell said, why it failed, and what the job that had it printed.
+
+    Example: `ctta-bench logs runs/quickstart/tent-fashion_c-fashion_vit-seed0-1a2b3c4d`
+    """
+    from ctta_bench.board import board
+
+    if not (cell / "cell.yaml").is_file():
+        raise RunError(f"{cell}: is no cell's folder; `ctta-bench status DIR` lists the cells.")
+    (line,) = board(cell).lines
+    typer.echo(f"{line.cell}: {line.state}{f': {line.reason}' if line.reason else ''}")
+    for file in (cell / "log.txt", Path(line.log) if line.log else None):
+        if file is not None and file.is_file():
+            typer.echo(f"-- {file}")
+            text = file.read_text("utf-8", errors="replace").splitlines()
+            typer.echo("\n".join(text[-lines:]))
+
+
+@kind
+def cancel(
+    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
+) -> None:
+    """End what is queued or running below a folder; checkpoints stay, `grid` goes on from them.
+
+    Example: `ctta-bench cancel runs/quickstart`
+    """
+    from ctta_bench.launch.ending import cancel_launches
+
+    ended = cancel_launches(directory)
+    typer.echo(f"{ended.jobs} jobs of Slurm and {ended.processes} processes of this machine ended")
+    for trouble in ended.troubles:
+        error_printer().print(f"note: {trouble}", markup=False, highlight=False, soft_wrap=True)
+    if ended.troubles:
+        raise typer.Exit(1)
+
+
+@kind
+def merge(
+    target: Annotated[Path, typer.Argument(help="The folder of runs that takes the cells.")],
+    other: Annotated[Path, typer.Argument(help="The folder that they come from.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    format: Format = "text",
+) -> None:
+    """Copy the cells of one folder of runs into another; refused if any two contradict.
+
+    Example: `ctta-bench merge runs/table runs-of-cluster-b/table`
+    """
+    as_json = check_format(format)
+    from ctta_bench.launch.merging import compare, merge_into
+
+    merged = compare(target, other) if dry_run else merge_into(target, other)
+    values: dict[str, Any] = {key: list(map(str, value)) for key, value in asdict(merged).items()}
+    if as_json:
+        print_json(values)
+        return
+    for conflict in merged.conflicts:
+        error_printer().print(f"conflict: {conflict}", markup=False, soft_wrap=True)
+    told = (
+        f"{len(merged.new)} new, {len(merged.finished)} finished there, {len(merged.same)} the same"
+    )
+    typer.echo(f"{'would merge' if dry_run else 'merged'}: {told}")
+    if merged.conflicts:
+        raise typer.Exit(1)

@@ -1,0 +1,179 @@
+"""Beginning a grid: what of it is still to be done, who does it, and what became of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.errors import CttaBenchError, RunError
+from ctta_bench.launch.local import run_pool
+from ctta_bench.launch.packing import in_order, pack, wave_of
+from ctta_bench.launch.plan import Launch, launches
+from ctta_bench.launch.profiles import Profile
+from ctta_bench.launch.resources import Share
+from ctta_bench.launch.running import check_done
+from ctta_bench.launch.scheduler import job_states
+from ctta_bench.launch.slurm import submit
+from ctta_bench.launch.steps import Outcome, Step, lay_down
+from ctta_bench.record import RunFolder
+
+ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
+
+
+@dataclass
+class Selection:
+    """The steps of a grid: those to do, and what is known of the others."""
+
+    todo: list[Step] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
+    queued: dict[str, str] = field(default_factory=dict)  # step -> the job that has it
+
+
+@dataclass(frozen=True)
+class Options:
+    """What holds for a whole launch, beside its steps."""
+
+    device: str | None = None
+    force: bool = False
+    log: Sequence[str] = ()
+    plugins: Sequence[str] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """As they stand in launch.json."""
+        # Paths of plug-in files: a job may begin elsewhere.
+        plugins = [str(Path(p).resolve()) if p.endswith(".py") else p for p in self.plugins]
+        return {
+            "device": self.device,
+            "force": self.force,
+            "log": list(self.log),
+            "plugins": plugins,
+        }
+
+
+def select(
+    steps: Sequence[Step], directory: Path, *, force: bool = False, failed_alone: bool = False
+) -> Selection:
+    """Which steps are to be done: neither finished nor in the hands of a scheduler.
+
+    failed_alone: those alone whose last attempt failed, and the warm-ups that they start from.
+    """
+    chosen = Selection(queued=queued_steps(directory))
+    wanted = _failed(steps, directory) if failed_alone else {step.id for step in steps}
+    for step in steps:
+        folder = RunFolder(directory / step.id)
+        if step.id not in wanted:
+            continue
+        if step.id in chosen.queued:
+            continue
+        if folder.is_done and not force:
+            try:
+                check_done(step, folder)
+                chosen.outcome.note(step, "kept")
+            except CttaBenchError as error:
+                chosen.outcome.note(step, "failed", str(error))
+            continue
+        chosen.todo.append(step)
+    chosen.queued = {step.id: chosen.queued[step.id] for step in steps if step.id in chosen.queued}
+    return chosen
+
+
+def _failed(steps: Sequence[Step], directory: Path) -> set[str]:
+    failed = [s for s in steps if (directory / s.id / "failed.json").is_file()]
+    return {step.id for step in failed} | {step.needs for step in failed if step.needs}
+
+
+def queued_steps(directory: Path) -> dict[str, str]:
+    """Steps that jobs of earlier launches still have, by the scheduler: step -> job."""
+    of_job: dict[str, list[str]] = {}
+    for launch in launches(directory):
+        ids = launch.ids() if launch.jobs() else []
+        for job, number in launch.jobs().items():
+            start, stop = launch.facts["packs"][number]
+            of_job[job] = ids[start:stop]
+    if not of_job:
+        return {}
+    states, _ = job_states(of_job)
+    active = [job for job, state in states.items() if state.state in ACTIVE]
+    return {step: job for job in active for step in of_job[job]}
+
+
+def run_local(
+    steps: Sequence[Step],
+    directory: Path,
+    share: Share,
+    options: Options,
+    outcome: Outcome,
+    on_step: Callable[[str, str], None] = lambda step, state: None,
+) -> Launch:
+    """Run steps in a pool of this machine, and enter what became of them in `outcome`.
+
+    What starts from a warm-up begins when all warm-ups have ended.
+    """
+    ordered = in_order(steps)
+    lay_down(ordered, directory)
+    late = sum(wave_of(step) == 2 for step in ordered)
+    queues = [
+        q for q in ((0, len(ordered) - late), (len(ordered) - late, len(ordered))) if q[0] < q[1]
+    ]
+    counts = [min(share.jobs, stop - start) for start, stop in queues]
+    launch = Launch.create(
+        directory,
+        ordered,
+        [queue for queue, count in zip(queues, counts, strict=True) for _ in range(count)],
+        executor="local",
+        shared=True,
+        environment={},
+        threads=share.threads,
+        devices=share.devices and [d for count in counts for d in share.devices[:count]],
+        **options.facts(),
+    )
+    first = 0
+    for count in counts:
+        workers = range(first, first + count)
+        run_pool(launch, workers, lambda event: on_step(event["step"], event["state"]))
+        first += count
+    _enter(launch, ordered, outcome)
+    return launch
+
+
+def _enter(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:
+    ends = {e["step"]: e for _, e in launch.events() if "step" in e and e["state"] != "waiting"}
+    for step in steps:
+        end = ends.get(step.id, {"state": "none"})
+        if end["state"] in ("done", "kept", "failed", "elsewhere"):
+            outcome.note(step, end["state"], end.get("reason", ""))
+        elif RunFolder(launch.directory / step.id).is_done:
+            outcome.note(step, "done")
+        else:
+            outcome.note(step, "failed", f"not run to its end; see {launch.folder / 'workers'}")
+
+
+def submit_slurm(
+    steps: Sequence[Step],
+    directory: Path,
+    profile: Profile,
+    options: Options,
+    told: Callable[[str, int], None] = lambda job, jobs: None,
+) -> Launch:
+    """Submit steps to Slurm. Raises RunError if Slurm refuses them."""
+    ordered = in_order(steps)
+    lay_down(ordered, directory)
+    packs = pack(ordered, profile.cells_per_job)
+    launch = Launch.create(
+        directory,
+        ordered,
+        packs,
+        executor="slurm",
+        shared=False,
+        environment=dict(profile.environment),
+        threads=profile.cpus,
+        devices=None,
+        **options.facts(),
+    )
+    try:
+        submit(launch, profile, [wave_of(ordered[start]) for start, _ in packs], told)
+    except RunError:
+        if not launch.jobs():
+            launch.cancel()  # nothing of it will ever run
+        raise
+    return launch

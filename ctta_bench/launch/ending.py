@@ -1,0 +1,46 @@
+"""Ending what a folder of runs has queued or running."""
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ctta_bench.errors import RunError
+from ctta_bench.launch.begin import ACTIVE
+from ctta_bench.launch.local import signal_workers
+from ctta_bench.launch.plan import FOLDER, launches
+from ctta_bench.launch.scheduler import cancel, job_states
+
+
+@dataclass
+class Ended:
+    """How many were told to end, and what could not be asked."""
+
+    jobs: int = 0
+    processes: int = 0
+    troubles: list[str] = field(default_factory=list)
+
+
+def cancel_launches(directory: Path) -> Ended:
+    """Cancel every launch of a folder, and of the experiments in it.
+
+    Workers end after a checkpoint, and no job is queued again. Raises RunError for a folder that
+    is not there.
+    """
+    if not directory.is_dir():
+        raise RunError(f"{directory}: no such folder of runs.")
+    places = [directory, *(file.parent for file in sorted(directory.glob(f"*/{FOLDER}")))]
+    found = [launch for place in places for launch in launches(place)]
+    ended = Ended()
+    for launch in found:
+        launch.cancel()  # before anything is signalled: a worker that is told asks for it
+        ended.processes += signal_workers(launch, signal.SIGTERM) if not launch.jobs() else 0
+    jobs = {job for launch in found for job in launch.jobs()}
+    if jobs:
+        states, ended.troubles = job_states(jobs)
+        active = [job for job, state in states.items() if state.state in ACTIVE]
+        try:
+            cancel(active)
+            ended.jobs = len(active)
+        except RunError as error:
+            ended.troubles.append(str(error))
+    return ended

@@ -1,0 +1,136 @@
+"""Folders of runs into one, as from several clusters: what contradicts is refused, all at once."""
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctta_bench.config import identity
+from ctta_bench.errors import RunError
+from ctta_bench.locks import OWNER_FILE, is_abandoned, read_owner
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DEPTH = 3
+_TIMES = ("seconds", "images_per_second", "peak_memory_mb")
+_LEFT = {".lock", OWNER_FILE}  # of the process that wrote, not of what it wrote
+
+
+@dataclass
+class Merge:
+    """What merging does with the cells of the second folder."""
+
+    new: list[Path] = field(default_factory=list)  # to be copied, relative to the folder
+    finished: list[Path] = field(default_factory=list)  # done there, and not here: replaced
+    same: list[Path] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+
+def compare(target: Path, other: Path) -> Merge:
+    """What merging `other` into `target` would do. Raises RunError for a missing folder."""
+    for folder in (target, other):
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder of runs.")
+    if target.resolve() == other.resolve():
+        raise RunError(f"{other}: is the same folder as {target}.")
+    merge = Merge()
+    for cell in _cells(other, _DEPTH):
+        _compare_cell(target, other, cell.relative_to(other), merge)
+    return merge
+
+
+def merge_into(target: Path, other: Path) -> Merge:
+    """Copy the cells of `other` that `target` lacks, or has unfinished, into it.
+
+    Raises RunError that lists every cell that contradicts; then nothing was copied.
+    """
+    merge = compare(target, other)
+    if merge.conflicts:
+        raise RunError(
+            f"{other} cannot be merged into {target}; nothing was copied:\n  "
+            + "\n  ".join(merge.conflicts)
+        )
+    for cell in [*merge.new, *merge.finished]:
+        _copy(other / cell, target / cell)
+    return merge
+
+
+def _cells(folder: Path, depth: int) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or not entry.is_dir() or entry.is_symlink():
+            continue
+        if (entry / "cell.yaml").is_file():
+            yield entry
+        elif depth > 1:
+            yield from _cells(entry, depth - 1)
+
+
+def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
+    ours, theirs = target / cell, other / cell
+    try:
+        if _is_running(theirs) or _is_running(ours):
+            merge.conflicts.append(f"{cell}: is being run.")
+        elif not ours.exists():
+            _read(theirs)
+            merge.new.append(cell)
+        elif identity(_read(ours)) != identity(_read(theirs)):
+            merge.conflicts.append(f"{cell}: another configuration under the same name.")
+        elif not (theirs / "result.json").is_file():
+            merge.same.append(cell)  # nothing there that is not here
+        elif not (ours / "result.json").is_file():
+            merge.finished.append(cell)
+        elif _numbers(ours) != _numbers(theirs):
+            merge.conflicts.append(f"{cell}: both are done, with other numbers.")
+        else:
+            merge.same.append(cell)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        merge.conflicts.append(f"{cell}: cannot be read ({type(error).__name__}: {error}).")
+
+
+def _is_running(cell: Path) -> bool:
+    owner = read_owner(cell / OWNER_FILE)
+    return owner is not None and not is_abandoned(cell / OWNER_FILE, owner)
+
+
+def _read(cell: Path) -> dict[str, Any]:
+    record = yaml.load((cell / "cell.yaml").read_text("utf-8"), Loader=_LOADER)
+    identity(record)
+    return dict(record)
+
+
+def _numbers(cell: Path) -> tuple[Any, bytes]:
+    """What a finished cell says, apart from times."""
+    result = json.loads((cell / "result.json").read_text("utf-8"))
+    for place in (result, result.get("cost", {})):
+        for key in _TIMES:
+            place.pop(key, None)
+    predictions = cell / "predictions.npz"
+    return result, predictions.read_bytes() if predictions.is_file() else b""
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the plain files of a cell; it takes its name when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=".merge-", dir=target.parent))
+    try:
+        staged.chmod(0o755)
+        for file in sorted(source.rglob("*")):
+            if file.is_symlink() or file.name in _LEFT or not file.is_file():
+                continue
+            place = staged / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, place)
+        if target.exists():
+            target.rename(staged.with_name(f"{staged.name}.old"))
+        staged.rename(target)
+    except OSError as error:
+        raise RunError(f"{target}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        for rest in (staged, staged.with_name(f"{staged.name}.old")):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(rest)

@@ -1,0 +1,197 @@
+"""What a launch is, as text: its steps, who works on which, and what became of them.
+
+DIR/.launch/ID/launch.json      when, by whom, with what options, and the packs of steps
+DIR/.launch/ID/steps.jsonl      a step a line: what to ask for, so that a worker makes the same cell
+DIR/.launch/ID/workers/N.jsonl  what worker N did, a line an event; N.log: what it printed
+DIR/.launch/ID/jobs.json        on Slurm: which job has which pack
+DIR/.launch/ID/cancelled        there is one once the launch was cancelled
+DIR/.launch/ID/submitit/        what submitit keeps for itself; nothing of it is read for results
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.config import CellRequest, resolve, validate
+from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.launch.steps import Step
+from ctta_bench.locks import this_process
+from ctta_bench.record import atomic, timestamp, write_json
+
+FOLDER = ".launch"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch on disk. `facts` is the content of launch.json."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls, directory: Path, steps: Sequence[Step], packs: Sequence[tuple[int, int]], **facts: Any
+    ) -> "Launch":
+        """Write down a launch. packs: first step and end of what each worker does, in order."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+        folder = directory.resolve() / FOLDER / name
+        (folder / "workers").mkdir(parents=True)
+        facts |= {"made": timestamp(), "launcher": this_process(), "packs": packs}
+        with atomic(folder / "steps.jsonl") as temporary:
+            temporary.write_text("".join(map(_line, steps)), encoding="utf-8")
+        write_json(folder / "launch.json", {"schema_version": 1, **facts})
+        # Options may hold what is nobody else's business.
+        (folder / "launch.json").chmod(0o600)
+        return cls(folder, facts)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Launch":
+        """Read a launch. Raises RunError if it is damaged."""
+        try:
+            facts = json.loads((folder / "launch.json").read_text("utf-8"))
+            return cls(folder, dict(facts))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{folder / 'launch.json'}: cannot be read ({error}).") from error
+
+    @property
+    def directory(self) -> Path:
+        """The folder of runs."""
+        return self.folder.parent.parent
+
+    def ids(self) -> list[str]:
+        """The ids of all steps, in order."""
+        return [json.loads(line)["id"] for line in self._lines()]
+
+    def lines(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """What steps.jsonl says of the steps of one pack."""
+        return [json.loads(line) for line in self._lines()[start:stop]]
+
+    def _lines(self) -> list[str]:
+        return (self.folder / "steps.jsonl").read_text("utf-8").splitlines()
+
+    # -- what the workers tell
+
+    def journal(self, worker: int) -> "Journal":
+        """The journal of one worker."""
+        return Journal(self.folder / "workers" / f"{worker}.jsonl")
+
+    def log(self, worker: int) -> Path:
+        """Where the output of one worker goes."""
+        return self.folder / "workers" / f"{worker}.log"
+
+    def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """All that the workers have told: worker, event; a worker's own in their order."""
+        for file in sorted((self.folder / "workers").glob("*.jsonl"), key=lambda f: int(f.stem)):
+            for event in Journal(file).read():
+                yield int(file.stem), event
+
+    def failures(self) -> dict[str, str]:
+        """The steps that failed in this launch, with the reason."""
+        return {
+            event["step"]: event["reason"]
+            for _, event in self.events()
+            if event.get("state") == "failed"
+        }
+
+    # -- ending it
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a user has cancelled it: then nothing of it is started again."""
+        return (self.folder / "cancelled").exists()
+
+    def cancel(self) -> None:
+        """Mark it as cancelled."""
+        (self.folder / "cancelled").touch()
+
+    # -- jobs of a scheduler
+
+    def jobs(self) -> dict[str, int]:
+        """Job of a scheduler -> the pack that it works on; {} before any was submitted."""
+        try:
+            return {str(k): int(v) for k, v in json.loads(self._jobs.read_text("utf-8")).items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise RunError(f"{self._jobs}: is damaged ({error}).") from error
+
+    def add_jobs(self, jobs: dict[str, int]) -> None:
+        """Write down jobs that were submitted."""
+        write_json(self._jobs, self.jobs() | jobs)
+
+    @property
+    def _jobs(self) -> Path:
+        return self.folder / "jobs.json"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A file of events that one process writes and others read."""
+
+    file: Path
+
+    def write(self, **event: Any) -> None:
+        """Append an event, with the time."""
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": timestamp(), **event}) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole events."""
+        try:
+            lines = self.file.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        return list(_whole(lines))
+
+    def open_step(self) -> str | None:
+        """The step that was begun and has no end: of a worker that is gone, what it died of."""
+        return self.last_step("running")
+
+    def last_step(self, state: str) -> str | None:
+        """The step of the last event of a step, if it came to `state`."""
+        events = [event for event in self.read() if "step" in event]
+        return str(events[-1]["step"]) if events and events[-1]["state"] == state else None
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # cut off by a crash
+        if isinstance(event, dict):
+            yield event
+
+
+def launches(directory: Path) -> list[Launch]:
+    """The launches of a folder of runs, oldest first; half-written ones are left out."""
+    files = sorted((directory / FOLDER).glob("*/launch.json"))
+    return [Launch.open(file.parent) for file in files]
+
+
+def _line(step: Step) -> str:
+    asked = step.cell.asked
+    assert asked is not None
+    fields = {"id": step.id, "warms_up": step.warms_up, "needs": step.needs}
+    return json.dumps(fields | {"request": asked.model_dump(mode="json")}) + "\n"
+
+
+def read_step(line: dict[str, Any]) -> Step:
+    """The step of a line of steps.jsonl.
+
+    Raises ConfigError if it is another one now: the code, the data or the weights have changed.
+    """
+    request = dict(line["request"])
+    if request["input_size"] is not None:
+        request["input_size"] = tuple(request["input_size"])
+    step = Step(resolve(validate(CellRequest, request, "cell")), bool(line["warms_up"]))
+    if step.id != line["id"]:
+        raise ConfigError(
+            f"{line['id']}: is {step.id} now: the code, the weights or the presets have changed "
+            "since it was planned; run the same `ctta-bench grid` again."
+        )
+    return step

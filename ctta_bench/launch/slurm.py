@@ -1,0 +1,87 @@
+"""Submitting a launch to Slurm: arrays of packed jobs, through submitit."""
+
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.errors import RunError
+from ctta_bench.launch.job import Job
+from ctta_bench.launch.packing import Array, arrays
+from ctta_bench.launch.plan import Launch
+from ctta_bench.launch.profiles import Profile, parameters_of
+from ctta_bench.launch.scheduler import array_limit
+
+# A signal in the first moments would end Python before anything heeds it.
+_PATIENT = """sh -c 'trap "" TERM USR1 USR2; exec "$@"' sh """
+_COUNTED_BY_US = 1_000_000  # submitit's own limit of time-outs; ours goes by progress (job.py)
+
+
+def submit(
+    launch: Launch,
+    profile: Profile,
+    waves: Sequence[int],
+    told: Callable[[str, int], None] = lambda job, jobs: None,
+) -> list[str]:
+    """Submit the packs of a launch; returns the numbers of the arrays.
+
+    waves: that of each pack. `told(array, jobs)` hears of each array as it is submitted. Raises
+    RunError if Slurm refuses one; what was submitted before stays so, and is written down.
+    """
+    limit = profile.max_array or array_limit()
+    numbers: list[str] = []
+    for array in arrays(waves, limit, profile.parallel):
+        jobs = _submit_array(launch, profile, array, [numbers[n] for n in array.after])
+        launch.add_jobs(dict(zip(jobs, array.packs, strict=True)))
+        numbers.append(jobs[0].partition("_")[0])
+        told(numbers[-1], len(jobs))
+    return numbers
+
+
+def _submit_array(
+    launch: Launch, profile: Profile, array: Array, after: Sequence[str]
+) -> list[str]:
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        executor = submitit.SlurmExecutor(
+            folder=folder_of_submitit(launch),
+            max_num_timeout=_COUNTED_BY_US,
+            python=_PATIENT + shlex.quote(sys.executable),
+        )
+    except RuntimeError as error:
+        raise RunError(
+            "--executor slurm: there is no `srun` on this machine; log in to one of the cluster, "
+            "or take --executor local."
+        ) from error
+    asked: dict[str, Any] = parameters_of(profile) | {
+        "job_name": re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ctta-{launch.directory.name}")[:64],
+        "array_parallelism": profile.parallel or len(array.packs),
+    }
+    if after:
+        # Any end: a warm-up that failed is told by the cells that start from it.
+        asked["dependency"] = "afterany:" + ":".join(after)
+    executor.update_parameters(**asked)
+    try:
+        with executor.batch():
+            jobs = [executor.submit(Job(str(launch.folder), pack)) for pack in array.packs]
+    except (FailedJobError, FailedSubmissionError, OSError) as error:
+        told = [line for line in str(error).splitlines() if line.strip()]
+        raise RunError(f"Slurm refuses the jobs: {told[-1] if told else error}") from error
+    return [str(job.job_id) for job in jobs]
+
+
+def folder_of_submitit(launch: Launch) -> Path:
+    """Where submitit keeps its files: in the launch's folder, unless Slurm could not name it.
+
+    Slurm and submitit fill in what follows a percent sign, and take a backslash for an escape.
+    """
+    folder = launch.folder / "submitit"
+    if not re.search(r"[%\\\x00-\x1f]", str(folder)):
+        return folder
+    (Path.home() / ".ctta-bench").mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{launch.folder.name}-", dir=Path.home() / ".ctta-bench"))

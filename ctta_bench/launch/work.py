@@ -1,0 +1,168 @@
+"""The process that does the work of one worker; job.py begins it, and again if it dies.
+
+It goes through its steps, writes what becomes of them to its journal, and ends:
+
+0   every step has come to its end, well or not
+75  interrupted, after a checkpoint: to be begun again
+
+Anything else is a crash in the step that the journal leaves open.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.checkpoint import STOP_SIGNALS
+from ctta_bench.environment import default_device
+from ctta_bench.errors import CttaBenchError
+from ctta_bench.launch.plan import Journal, Launch, read_step
+from ctta_bench.launch.running import run_step
+from ctta_bench.launch.steps import Step
+from ctta_bench.locks import (
+    OWNER_FILE,
+    STALE_SECONDS,
+    WATCH_SECONDS,
+    is_abandoned,
+    read_owner,
+    this_process,
+)
+from ctta_bench.loggers import Logger, make_loggers
+from ctta_bench.registry import load_plugin
+
+INTERRUPTED = 75  # EX_TEMPFAIL
+# Once nothing else is left to do, cells of others are looked at again: an owner that died is so by
+# then, one that lives keeps its cell.
+PATIENCE_SECONDS = STALE_SECONDS + WATCH_SECONDS
+LOOK_AGAIN_SECONDS = 2.0
+
+
+def main(folder: Path, worker: int) -> int:
+    """Do the work; returns the exit code."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop)
+    # The parent has blocked them, so that none comes before there is who heeds it.
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        launch = Launch.open(folder)
+        launch.journal(worker).write(state="started", **this_process())
+        for plugin in launch.facts["plugins"]:
+            load_plugin(plugin)
+        work(launch, worker)
+    except KeyboardInterrupt as error:
+        _note_interruption(Journal(folder / "workers" / f"{worker}.jsonl"), str(error))
+        return INTERRUPTED
+    return 0
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _note_interruption(journal: Journal, signal_name: str) -> None:
+    step = journal.open_step()
+    if step is not None:
+        journal.write(step=step, state="interrupted", reason=signal_name)
+
+
+def work(launch: Launch, worker: int) -> None:
+    """Every step of a worker: first in their order, then again those that others had."""
+    journal = launch.journal(worker)
+    settled = {e["step"] for e in journal.read() if e.get("state") in ("done", "kept", "failed")}
+    waiting = []
+    for line in _claimed(launch, worker):
+        if launch.is_cancelled:
+            raise KeyboardInterrupt("a cancel")
+        step = None if line["id"] in settled else _resolved(line, journal)
+        if step is not None and not _settle(launch, journal, step):
+            waiting.append(step)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while waiting and time.monotonic() < deadline and not launch.is_cancelled:
+        time.sleep(LOOK_AGAIN_SECONDS)
+        waiting = [s for s in waiting if _is_held(launch, s) or not _settle(launch, journal, s)]
+    for step in waiting:
+        journal.write(step=step.id, state="elsewhere", reason="another process has it")
+
+
+def _is_held(launch: Launch, step: Step) -> bool:
+    file = launch.directory / step.id / OWNER_FILE
+    owner = read_owner(file)
+    return owner is not None and not is_abandoned(file, owner)
+
+
+def _settle(launch: Launch, journal: Journal, step: Step) -> bool:
+    """Bring a step to its end; False if another process has it."""
+    facts = launch.facts
+    # Begun before: an interruption came between, and what was done until then is not to be lost.
+    begun = any(e.get("step") == step.id and e["state"] == "running" for e in journal.read())
+    state, reason = run_step(
+        step,
+        launch.directory,
+        device=facts["device"] or default_device(),
+        force=facts["force"] and not begun,
+        make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), Printed(step.id)],
+        begins=lambda: journal.write(step=step.id, state="running"),
+        warmup_failure="" if step.needs is None else launch.failures().get(step.needs, ""),
+    )
+    ended = "waiting" if state == "elsewhere" else state
+    journal.write(step=step.id, state=ended, reason=reason)
+    print(f"{ended}: {step.id} {reason}", flush=True)  # noqa: T201 - the log of the job
+    return state != "elsewhere"
+
+
+def _resolved(line: dict[str, Any], journal: Journal) -> Step | None:
+    try:
+        return read_step(line)
+    except CttaBenchError as error:
+        journal.write(step=line["id"], state="failed", reason=str(error))
+        return None
+
+
+def _claimed(launch: Launch, worker: int) -> Iterator[dict[str, Any]]:
+    """The steps of a worker: its pack, or of a shared pack those that it takes first."""
+    start, stop = launch.facts["packs"][worker]
+    for number, line in enumerate(launch.lines(start, stop), start):
+        if not launch.facts["shared"] or _claim(launch, number, worker):
+            yield line
+
+
+def _claim(launch: Launch, number: int, worker: int) -> bool:
+    """Take a step of the shared queue, unless another worker of this launch has taken it."""
+    claims = launch.folder / "claims"
+    claims.mkdir(exist_ok=True)
+    try:
+        with (claims / str(number)).open("x", encoding="utf-8") as file:
+            file.write(str(worker))
+    except FileExistsError:
+        return (claims / str(number)).read_text("utf-8") == str(worker)
+    return True
+
+
+class Printed(Logger):
+    """What a user should read goes to the log of the job."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+        """Tell where the stream goes on."""
+        self.say(f"{self.name}: batch {done} of {total}")
+
+    def say(self, message: str) -> None:
+        """Print a sentence."""
+        print(message, flush=True)  # noqa: T201 - the log of the job
+
+
+def leave(code: int) -> None:
+    """End this process: at once after a checkpoint, since the scheduler's clock runs.
+
+    Taking torch down in order can take longer than the seconds that are left.
+    """
+    if code == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,204 @@
+"""Who writes a cell: one process, known by a file that it renews while it lives.
+
+A lock of the system goes away with its process, but on network file systems it may hold on one
+host alone, or not at all. So the owner stands in a file beside it, with a heartbeat. An owner is
+taken for dead when its host says so, or when the file has not changed for long: by the clock of
+the file system, which both sides share, and by watching it, so that no clock that jumps ends a
+living run.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.errors import RunError
+
+OWNER_FILE = "cell.lock.json"
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0  # six heartbeats missed
+WATCH_SECONDS = 15.0  # how long a file that looks stale is watched before it is believed
+
+
+class BusyError(RunError):
+    """Another process has the cell; nothing is wrong with it."""
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others, now and later: host, pid, its start, its job."""
+    job = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = (
+        f"{job}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if job else os.environ.get("SLURM_JOB_ID")
+    )
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "born": birth_of(os.getpid()),
+        "processes": _process_table(),
+        "job": job,
+    }
+
+
+def birth_of(pid: int) -> str | None:
+    """When a process of this host began, in the kernel's ticks; None if there is none, or no /proc.
+
+    With the pid it names a process for good: pids are used again.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _process_table() -> str:
+    """Names what pids count in: containers of one host name have their own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def is_dead(owner: dict[str, Any]) -> bool | None:
+    """Whether a process has ended; None where this host cannot know."""
+    if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+        return None
+    if owner.get("processes") != _process_table():
+        return None
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    born = birth_of(owner["pid"])
+    return born != owner["born"] if owner.get("born") else None
+
+
+def describe(owner: dict[str, Any]) -> str:
+    """`process 12 on node1 (job 7_0)`, as far as it is known."""
+    if "pid" not in owner:
+        return "another process"
+    job = f" (job {owner['job']})" if owner.get("job") else ""
+    return f"process {owner['pid']} on {owner.get('host', 'an unknown host')}{job}"
+
+
+def read_owner(file: Path) -> dict[str, Any] | None:
+    """What an owner's file says; {} if it cannot be read, None if there is none."""
+    try:
+        owner = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def age_of(file: Path) -> float:
+    """Seconds since a file was written, by the clock of its file system; 0 if it is gone."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".clock") as now:
+            now.write(b".")
+            now.flush()
+            return os.fstat(now.fileno()).st_mtime - file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def is_abandoned(file: Path, owner: dict[str, Any]) -> bool:
+    """Whether the owner of a file lives no more; watches a file that looks old."""
+    dead = is_dead(owner)
+    if dead is not None:
+        return dead
+    age = age_of(file)
+    if 0 <= age < STALE_SECONDS:
+        return False
+    # A file from the future tells nothing but whether it changes.
+    return _is_still(file, WATCH_SECONDS if age > 0 else STALE_SECONDS)
+
+
+def _is_still(file: Path, seconds: float) -> bool:
+    """Whether a file stays as it is for some time."""
+    before, end = _stamp(file), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(0.5, seconds))
+        if _stamp(file) != before:
+            return False
+    return True
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+class Heartbeat:
+    """Tells others that the owner of a cell lives: a thread renews the owner's file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started = time.time()
+        self._token = uuid.uuid4().hex
+        self._lost = False
+        self._checked = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
+
+    def start(self) -> None:
+        """Make the file and begin to renew it. Raises FileExistsError if there is one."""
+        with self.path.open("x", encoding="utf-8") as file:
+            json.dump(self._owner(), file)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End renewing, and remove the file if it is still ours."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._is_ours():
+            self.path.unlink(missing_ok=True)
+
+    def beat(self) -> None:
+        """Raise RunError if another process has taken the cell over, as from one that hung."""
+        if not self._lost and time.monotonic() - self._checked > 3 * HEARTBEAT_SECONDS:
+            self._renew()  # the thread has slept with the process
+        if self._lost:
+            raise BusyError(
+                f"{self.path.parent}: {describe(read_owner(self.path) or {})} has taken this cell "
+                "over while this process hung."
+            )
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            self._renew()
+
+    def _renew(self) -> None:
+        self._checked = time.monotonic()
+        if not self._is_ours():
+            self._lost = self._lost or self.path.exists()
+            return
+        temporary = self.path.with_name(f".{self.path.name}.{self._token}.tmp")
+        # A full disk stops the run where it writes results; here it only delays a sign of life.
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(self._owner()), encoding="utf-8")
+            temporary.replace(self.path)
+        temporary.unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        return (read_owner(self.path) or {}).get("token") == self._token
+
+    def _owner(self) -> dict[str, Any]:
+        return this_process() | {
+            "token": self._token,
+            "started": self.started,
+            "heartbeat": time.time(),
+        }

@@ -1,0 +1,237 @@
+"""How cells stand by their folders and by what Slurm says: a table of both on PATH, faked."""
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ctta_bench import board as module
+from ctta_bench.board import board, counts
+from ctta_bench.launch.plan import Launch
+from tests.launch.conftest import RESULT, Make
+from tests.launches import call
+
+Ask = Callable[..., None]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Programs of Slurm that print what they are told to."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def say(squeue: str = "", sacct: str | None = "") -> None:
+        for name, text in (("squeue", squeue), ("sacct", sacct)):
+            (folder / f"{name}.txt").write_text(text or "")
+            code = "exit 1" if text is None else f"cat '{folder / name}.txt'"
+            (folder / name).write_text(f"#!/bin/sh\n{code}\n")
+            (folder / name).chmod(stat.S_IRWXU)
+
+    say()
+    return say
+
+
+def fake(cell: str) -> Any:
+    request = SimpleNamespace(model_dump=lambda mode: {})
+    return SimpleNamespace(id=cell, warms_up=False, needs=None, cell=SimpleNamespace(asked=request))
+
+
+def launched(directory: Path, *cells: str, executor: str = "slurm", **facts: Any) -> Launch:
+    """A launch with a job, 7_N, for each cell."""
+    values = {"executor": executor, "shared": executor == "local", "device": "cpu"} | facts
+    packs = [(n, n + 1) for n in range(len(cells))]
+    launch = Launch.create(directory, [fake(cell) for cell in cells], packs, **values)
+    if executor == "slurm":
+        launch.add_jobs({f"7_{n}": n for n in range(len(cells))})
+    return launch
+
+
+def state(directory: Path, cell: str = "tent-a") -> tuple[str, str]:
+    (line,) = (line for line in board(directory).lines if line.cell == cell)
+    return line.state, line.reason
+
+
+@pytest.mark.parametrize(
+    ("done", "squeue", "sacct", "expected"),
+    [
+        (0, "7_0|PENDING|Priority", "", "queued"),
+        (0, "7_[0-5%2]|PENDING|JobArrayTaskLimit", "", "queued"),
+        (4, "7_0|PENDING|BeginTime", "", "preempted"),
+        (4, "", "7_0|NODE_FAIL", "preempted"),
+        (0, "7_0|RUNNING|None", "", "queued"),
+        (4, "", "7_0|TIMEOUT", "timeout"),
+        (4, "", "7_0|CANCELLED by 0", "cancelled"),
+        (0, "", "7_0|FAILED", "missing"),
+        (0, "", "", "missing"),
+        (0, "", None, "missing"),
+    ],
+)
+def test_a_cell_without_result_stands_as_its_job_does(
+    done: int,
+    squeue: str,
+    sacct: str | None,
+    expected: str,
+    make: Make,
+    slurm: Ask,
+    tmp_path: Path,
+) -> None:
+    make("tent-a", done)
+    launched(tmp_path / "trial", "tent-a")
+    slurm(squeue, sacct)
+    assert state(tmp_path / "trial")[0] == expected
+
+
+def test_a_queued_cell_has_slurm_s_reason_and_a_timeout_how_far_it_came(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a")
+    make("tent-b", 4)
+    launched(tmp_path / "trial", "tent-a", "tent-b")
+    slurm("7_0|PENDING|QOSMaxJobsPerUserLimit", "7_1|TIMEOUT")
+    assert "QOSMaxJobsPerUserLimit" in state(tmp_path / "trial")[1]
+    assert state(tmp_path / "trial", "tent-b")[1].startswith("timeout after 4 of 10 batches")
+
+
+def test_a_result_that_comes_late_is_awaited_then_there_and_never_failed(
+    make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make("tent-a", 10, result__json=RESULT)
+    launch = launched(tmp_path / "trial", "tent-a")
+    launch.journal(0).write(step="tent-a", state="running")
+    launch.journal(0).write(step="tent-a", state="done", reason="")
+    (folder / "result.json").rename(tmp_path / "late")
+    slurm("", "7_0|COMPLETED")
+    assert state(tmp_path / "trial")[0] == "finishing"
+    (tmp_path / "late").rename(folder / "result.json")
+    assert state(tmp_path / "trial")[0] == "done"
+    (folder / "result.json").rename(tmp_path / "late")
+    monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
+    assert state(tmp_path / "trial") == (
+        "failed",
+        "job 7_0 ended (COMPLETED), its result never came",
+    )
+
+
+def test_a_cell_in_which_its_job_died_has_failed(
+    make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("tent-a", 4)
+    launched(tmp_path / "trial", "tent-a").journal(0).write(step="tent-a", state="running")
+    slurm("", "7_0|OUT_OF_MEMORY")
+    monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
+    assert state(tmp_path / "trial") == ("failed", "job 7_0 ended (OUT_OF_MEMORY) in this cell")
+
+
+def test_a_failure_is_shown_with_its_first_line_and_the_log(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a", 4, failed__json={"reason": "no memory"})
+    launch = launched(tmp_path / "trial", "tent-a")
+    slurm("", "7_0|COMPLETED")
+    (line,) = board(tmp_path / "trial").lines
+    assert (line.state, line.reason) == ("failed", "no memory")
+    assert line.log == str(launch.log(0))
+
+
+def test_attempts_and_the_last_signal_are_told_of_cells_that_are_done_too(
+    make: Make, tmp_path: Path
+) -> None:
+    before = [{"outcome": "interrupted", "signal": "SIGUSR2"}, {"outcome": "lost"}]
+    make("tent-a", 10, result__json=RESULT, attempts__json=before)
+    (line,) = board(tmp_path / "trial").lines
+    assert (line.state, line.attempt, line.signal) == ("done", 3, "SIGUSR2")
+
+
+def test_a_running_cell_has_the_time_that_is_left(make: Make, tmp_path: Path) -> None:
+    make("tent-a", 4, **{"cell__lock__json": {"host": "node", "heartbeat": time.time()}})
+    (line,) = board(tmp_path / "trial").lines
+    assert (line.state, line.eta_seconds) == ("running", 3.0)  # six batches of half a second
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_cell_of_a_pool_waits_while_the_launcher_lives(
+    lives: bool, make: Make, tmp_path: Path
+) -> None:
+    make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a", executor="local")
+    facts = json.loads((launch.folder / "launch.json").read_text())
+    facts["launcher"]["born"] = facts["launcher"]["born"] if lives else "1"
+    (launch.folder / "launch.json").write_text(json.dumps(facts))
+    assert state(tmp_path / "trial")[0] == ("queued" if lives else "missing")
+
+
+def test_the_newest_launch_decides(make: Make, slurm: Ask, tmp_path: Path) -> None:
+    make("tent-a")
+    old = launched(tmp_path / "trial", "tent-a")
+    old.folder.rename(old.folder.with_name("20000101-000000-old"))
+    new = launched(tmp_path / "trial", "tent-a")
+    (new.folder / "jobs.json").write_text('{"8_0": 0}')
+    slurm("8_0|PENDING|Resources", "7_0|CANCELLED")
+    assert state(tmp_path / "trial")[0] == "queued"
+
+
+def test_a_scheduler_that_does_not_answer_is_said_and_stops_nothing(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a")
+    launched(tmp_path / "trial", "tent-a")
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm is away' >&2\nexit 1\n")
+    found = board(tmp_path / "trial")
+    assert found.lines[0].state == "missing"
+    assert found.troubles == ["squeue: slurm is away"]
+
+
+def test_experiments_are_counted_apart(make: Make, tmp_path: Path) -> None:
+    make("tent-a", 10, result__json=RESULT)
+    make("tent-b")
+    make("tent-c", experiment="second")
+    assert counts(board(tmp_path).lines) == {
+        "second": {"missing": 1},
+        "trial": {"missing": 1, "done": 1},
+    }
+
+
+def test_status_ends_with_0_only_if_all_are_done(make: Make, tmp_path: Path) -> None:
+    make("tent-a", 10, result__json=RESULT)
+    assert call("status", tmp_path / "trial").exit_code == 0
+    make("tent-b", 3, failed__json={"reason": "no memory"})
+    shown = call("status", tmp_path / "trial")
+    assert shown.exit_code == 1
+    assert "no memory" in shown.stdout and "3/10" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "1 failed, 1 done"
+    assert call("status", tmp_path / "trial", "--watch").exit_code == 1
+
+
+def test_logs_show_what_the_cell_and_its_job_said(make: Make, tmp_path: Path) -> None:
+    folder = make("tent-a", 4, failed__json={"reason": "no memory"})
+    (folder / "log.txt").write_text("first\nfailed: no memory\n")
+    launch = launched(tmp_path / "trial", "tent-a", executor="local")
+    launch.log(0).write_text("what the worker printed\n")
+    shown = call("logs", folder).stdout
+    assert "failed: no memory" in shown and "what the worker printed" in shown
+    refused = call("logs", tmp_path)
+    assert (refused.exit_code, "is no cell's folder" in refused.stderr) == (2, True)
+
+
+def test_nothing_of_a_run_folder_is_unpickled(
+    make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pickle
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    make("tent-a", 4)
+    launch = launched(tmp_path / "trial", "tent-a")
+    (launch.folder / "submitit").mkdir()
+    (launch.folder / "submitit" / "7_0_0_result.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    monkeypatch.setattr(pickle, "load", refuse)
+    monkeypatch.setattr(pickle, "loads", refuse)
+    assert len(board(tmp_path / "trial").lines) == 1

@@ -1,0 +1,268 @@
+"""The pool of this machine: never more than asked for, devices dealt out, and every fault survived.
+
+Each test begins processes that load torch, so that there are few of them.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.experiment import expand, load_experiment
+from ctta_bench.launch.begin import select
+from ctta_bench.launch.resources import share_out
+from ctta_bench.launch.steps import schedule
+from tests.launches import (
+    PLUGINS,
+    batches,
+    call,
+    grid,
+    rows,
+    slow,
+    states,
+    until,
+    without_times,
+    write_grid,
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*arguments: object, **kwargs: Any) -> "subprocess.Popen[str]":
+    """`ctta-bench` in a process of its own."""
+    words = [sys.executable, "-m", "ctta_bench", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **kwargs)
+
+
+def workers_of(runs: Path) -> list[int]:
+    """The pids of the living processes that work on a folder of runs."""
+    mark = str(runs.resolve() / ".launch").encode()
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes()
+            stat = (file.parent / "stat").read_text()
+        except OSError:
+            continue
+        if mark in words and b"launch.work" in words:
+            parents[int(file.parent.name)] = int(stat.rpartition(")")[2].split()[1])
+    # A program that a worker begins is a copy of it for a moment.
+    return [pid for pid, parent in parents.items() if parent not in parents]
+
+
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """The slow cell without a pause or an interruption."""
+    file = write_grid(folder, slow(0.0), name="undisturbed")
+    assert grid(file, "--executor", "debug", "--quiet").exit_code == 0
+    (cell,) = Path("runs/undisturbed").glob("slow-*")
+    return without_times(cell)
+
+
+def test_a_pool_holds_its_size_and_gives_each_worker_its_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    seen = tmp_path / "look.py"
+    seen.write_text(
+        "import os, pathlib, torch\n"
+        "from ctta_bench.methods.tent import Tent\n"
+        "from ctta_bench.registry import METHODS\n"
+        "@METHODS.register_module('look')\n"
+        "class Look(Tent):\n"
+        "    def setup(self):\n"
+        "        super().setup()\n"
+        f"        file = pathlib.Path({str(tmp_path / 'seen')!r}) / str(os.getpid())\n"
+        "        threads = os.environ['OMP_NUM_THREADS']\n"
+        "        file.write_text(os.environ['CUDA_VISIBLE_DEVICES'] + ' ' + threads)\n"
+    )
+    (tmp_path / "seen").mkdir()
+    file = write_grid(tmp_path, "look", more="seeds: [0, 1, 2, 3, 4]")
+    most, stop = [0], threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.1):
+            most[0] = max(most[0], len(workers_of(Path("runs/trial"))))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    result = call("grid", file, *PLUGINS, "--plugin", seen)
+    stop.set()
+    sampler.join()
+    assert result.exit_code == 0, result.output
+    assert "5 cells run" in result.stdout
+    assert most == [2]  # without --jobs: one a device
+    told = sorted(file.read_text().split()[0] for file in (tmp_path / "seen").iterdir())
+    assert told == ["2", "5"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "jobs", "cells_per_gpu", "device", "expected"),
+    [
+        ("2,5", None, 1, None, (2, ["2", "5"])),
+        ("2,5", 1, 1, None, (1, ["2"])),
+        ("2,5", None, 2, None, (4, ["2", "5", "2", "5"])),
+        ("2,5", 3, 1, "cpu", (3, None)),
+        ("", None, 1, None, (1, None)),
+        ("", 6, 1, None, (6, None)),
+        ("GPU-a1,GPU-b2", 2, 1, "cuda", (2, ["GPU-a1", "GPU-b2"])),
+    ],
+)
+def test_workers_share_what_there_is(
+    visible: str,
+    jobs: int | None,
+    cells_per_gpu: int,
+    device: str | None,
+    expected: tuple[int, list[str] | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    share = share_out(jobs, cells_per_gpu, device, steps=100)
+    assert (share.jobs, share.devices) == expected
+
+
+def test_more_jobs_than_places_are_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    with pytest.raises(ConfigError, match="--cells-per-gpu 3"):
+        share_out(5, 1, None, steps=100)
+    assert share_out(5, 1, None, steps=2).jobs == 2
+
+
+def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctta_bench.launch.resources.usable_cores", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [share_out(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
+
+
+def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
+    tmp_path: Path,
+) -> None:
+    fates = ("raise", "exit", "leave", "kill")
+    file = write_grid(tmp_path, *(slow(0.0, fate=fate) for fate in fates), "source", "tent")
+    result = grid(file, "--jobs", 2)
+    assert result.exit_code == 1
+    assert "2 cells run, 0 were done before, 4 failed" in result.stdout
+    found = rows(tmp_path / "runs/trial")
+    reasons = " ".join(row["reason"] for row in found.values() if row["state"] == "failed")
+    assert re.search("too much", reasons) and re.search("SIGKILL", reasons)
+    assert re.search(r"sys\.exit\(0\)", reasons) and re.search("exit code 0", reasons)
+    traceback = [
+        (tmp_path / "runs/trial" / cell / "log.txt").read_text()
+        for cell, row in found.items()
+        if "too much" in row["reason"]
+    ]
+    assert "Traceback" in traceback[0]
+    # The same command, and --retry, begin those four again and touch no other.
+    steps = schedule(expand(load_experiment(str(file))))
+    failed = {cell for cell, row in found.items() if row["state"] == "failed"}
+    for alone in (False, True):
+        chosen = select(steps, tmp_path / "runs/trial", failed_alone=alone)
+        assert {step.id for step in chosen.todo} == failed
+        assert len(chosen.outcome.kept) == (0 if alone else 2)
+
+
+def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    file = write_grid(tmp_path, slow(0.5), more="seeds: [0, 1]")
+    runs = tmp_path / "runs/trial"
+    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2, start_new_session=True)
+    cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
+    until(lambda: all(batches(cell) >= 2 for cell in cells))
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: to every process
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130 and "Traceback" not in errors
+    assert workers_of(runs) == []
+    assert all((cell / "state.pt").is_file() for cell in cells)
+    assert not list(runs.rglob("*.tmp")) and not list(runs.rglob("result.json"))
+    assert states(runs) == ["cancelled"] * 2
+    assert grid(file, "--jobs", 2).exit_code == 0
+    assert all("resumed after" in (cell / "log.txt").read_text() for cell in cells)
+    first = next(cell for cell in cells if "-seed0-" in cell.name)
+    assert without_times(first) == undisturbed(tmp_path)
+
+
+def test_workers_outlive_a_launcher_that_is_killed_and_a_second_one_takes_nothing_from_them(
+    tmp_path: Path,
+) -> None:
+    file = write_grid(tmp_path, slow(2.0), more="seeds: [0, 1]")
+    runs = tmp_path / "runs/trial"
+    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
+    cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
+    until(lambda: all(batches(cell) >= 1 for cell in cells))
+    launcher.kill()
+    launcher.wait()  # its pipes stay open as long as the workers, which have them, too
+    workers = workers_of(runs)
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)  # so that they do not end before the second one looks
+    try:
+        second = grid(file, "--executor", "debug")
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    assert (second.exit_code, "2 run elsewhere" in second.stdout) == (1, True)
+    until(lambda: states(runs) == ["done"] * 2)
+    launcher.communicate()
+    assert all(row["attempt"] == 1 for row in rows(runs).values())
+    assert "2 were done before" in grid(file, "--jobs", 2).stdout
+
+
+def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
+    file = write_grid(tmp_path, slow(1.0), "source")
+    runs = tmp_path / "runs/trial"
+    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
+    until(lambda: any(batches(cell) for cell in runs.glob("slow-*")))
+    assert "processes of this machine ended" in call("cancel", runs).stdout
+    launcher.communicate(timeout=60)
+    assert workers_of(runs) == []
+    assert "cancelled" in states(runs)
+
+
+def test_names_with_spaces_and_quotes_work_and_secrets_stay_out_of_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "s3cr3t-v4lue")
+    place = tmp_path / 'it\'s a "place"; touch hacked'
+    place.mkdir()
+    file = write_grid(place, "source", slow(0.0, fate="raise"))
+    out = place / "$(touch hacked) runs"
+    grid(file, "--jobs", 2, "--out", out)
+    assert states(out) == ["done", "failed"]
+    assert not list(tmp_path.rglob("hacked"))
+    texts = [f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()]
+    assert not [text for text in texts if b"s3cr3t" in text]
+
+
+def test_a_pool_s_plan_is_text_and_resolves_to_the_same_cells(tmp_path: Path) -> None:
+    file = write_grid(tmp_path, slow(0.0), "tent")
+    assert grid(file, "--jobs", 2).exit_code == 0
+    (launch,) = (tmp_path / "runs/trial").glob(".launch/*")
+    lines = [json.loads(line) for line in (launch / "steps.jsonl").read_text().splitlines()]
+    assert {line["request"]["method"] for line in lines} == {"slow", "tent"}
+    assert (launch / "launch.json").stat().st_mode & 0o077 == 0
+
+
+def test_results_are_read_without_the_launcher_s_own_folder(tmp_path: Path) -> None:
+    import shutil
+
+    file = write_grid(tmp_path, "source", "tent")
+    assert grid(file, "--jobs", 2).exit_code == 0
+    before = states(tmp_path / "runs/trial")
+    shutil.rmtree(tmp_path / "runs/trial/.launch")
+    assert states(tmp_path / "runs/trial") == before == ["done"] * 2
+    assert call("report", tmp_path / "runs/trial").exit_code == 0

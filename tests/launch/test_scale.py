@@ -1,0 +1,58 @@
+"""A thousand cells at once: on the board, and on their way to the scheduler.
+
+Times are those of the processor: what else the machine does is no fault of ours.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctta_bench.board import board
+from ctta_bench.config import identity
+from ctta_bench.experiment import Experiment, expand
+from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
+from ctta_bench.launch.steps import schedule
+from tests.launch.conftest import CELL, LINE, RESULT
+
+
+def lay(root: Path, count: int) -> None:
+    """Synthetic run folders: nine in ten are done."""
+    lines = "".join(json.dumps(LINE | {"batch": n}) + "\n" for n in range(10))
+    for n in range(count):
+        name = f"tent-toy-toy_vit-seed{n}-{n:08x}"
+        folder = root / name
+        folder.mkdir(parents=True)
+        values = {"name": name, "experiment": root.name, "seed": n, "digest": "0" * 64}
+        (folder / "cell.yaml").write_text(CELL.format(**values))
+        (folder / "batches.jsonl").write_text(lines)
+        if n % 10:
+            (folder / "result.json").write_text(json.dumps(RESULT | {"cell": name}))
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def test_a_thousand_cells_are_on_the_board_in_a_second(tmp_path: Path) -> None:
+    lay(tmp_path / "trial", 1000)
+    assert len(board(tmp_path / "trial").lines) == 1000
+    assert seconds(lambda: board(tmp_path / "trial")) < 1
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_thousand_cells_become_jobs_in_seconds() -> None:
+    def submit() -> None:
+        asked = Experiment(name="e", methods=({"name": "tent"},), benchmarks=("toy",),
+                           seeds=tuple(range(1000)))  # fmt: skip
+        steps = in_order(schedule(expand(asked)))
+        packs = pack(steps, 4)
+        arrays([wave_of(steps[start]) for start, _ in packs], 1001, 50)
+        assert len({identity(step.record) for step in steps}) == 1000
+
+    assert seconds(submit) < 10
