@@ -22,9 +22,7 @@ from ctta_bench.datasets.street_files import resized
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.registry import BENCHMARKS, load_plugin
 from ctta_bench.stream import MapSet, Stream, batch_domains
-from tests.conftest import TOY
 
-TOY_MAPS = TOY.with_name("toy_maps.py")
 CONDITIONS = ("fog", "night", "rain", "snow")
 HEIGHT, WIDTH = 54, 96  # a twentieth of ACDC's
 FRAMES = ("GP010475/GP010475_frame_000002", "GOPR0475/GOPR0475_frame_000011",
@@ -314,7 +312,7 @@ def test_wrong_label_files_are_named_by_the_run_and_by_data_check(
     monkeypatch.chdir(tree)
     monkeypatch.setattr("ctta_bench.engine.usable_cores", lambda: 0)  # no processes for 12 files
     options = ["--data-root", str(tree), "--set", "scale=[32, 57]", "--workers", "0"]
-    model = ["--plugin", str(TOY_MAPS), "--model", "toy_streets"]
+    model = ["--plugin", "tests.toy_maps", "--model", "toy_streets"]
     for call in (["data", "check", *options], ["run", "source", *options, *model]):
         found = CliRunner().invoke(app, [*call, "cityscapes_acdc"])
         assert found.exit_code == 2, found.output
@@ -353,7 +351,7 @@ def test_training_uses_cityscapes_with_labels(tmp_path: Path) -> None:
 
 
 def record(root: Path, **settings: Any) -> dict[str, Any]:
-    load_plugin(str(TOY_MAPS))
+    load_plugin("tests.toy_maps")
     request = CellRequest(
         method="source", benchmark="cityscapes_acdc", model="toy_streets", data_root=root,
         set=settings,
