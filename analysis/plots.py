@@ -40,6 +40,17 @@ TITLE_SIZE = 10  # points
 CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
 
 
+def line_style(number: int, *, is_source: bool) -> dict[str, Any]:
+    """Colour, dashes and marker of the line of that number; the source model has neither mark."""
+    if is_source:
+        return {"color": SOURCE_COLOUR, "ls": DASHES[0], "marker": ""}
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "ls": DASHES[number // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
 def bar_figure(runs: Runs, stem: Path) -> list[Path]:
     """The mean of each method of one group with whiskers of ± one deviation over the seeds.
 
@@ -186,10 +197,8 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
 
 def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place: float) -> None:
     """One method as steps; its markers stand at `place` in [0, 1] of the length of a domain."""
-    is_source = row.method == SOURCE
-    colour = SOURCE_COLOUR if is_source else COLOURS[position % len(COLOURS)]
-    dashes = DASHES[0 if is_source else position // len(COLOURS) % len(DASHES)]
-    marker = "" if is_source else MARKERS[position % len(MARKERS)]
+    style = line_style(position, is_source=row.method == SOURCE)
+    colour, dashes, marker = style["color"], style["ls"], style["marker"]
     ends, errors = curve["images"].to_numpy(), curve["smoothed"].to_numpy()
     starts = np.concatenate([[0.0], ends[:-1]])
     # Both ends of each batch, so that a domain of a single batch still is a line.

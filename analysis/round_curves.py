@@ -9,15 +9,7 @@ from matplotlib.figure import Figure
 
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.notes import title
-from ctta_bench.analysis.plots import (
-    COLOURS,
-    DASHES,
-    MARKERS,
-    SOURCE_COLOUR,
-    STYLE,
-    put_title,
-    save_figure,
-)
+from ctta_bench.analysis.plots import STYLE, line_style, put_title, save_figure
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows
 
 FEWEST = 3  # rounds that make a curve
@@ -38,14 +30,11 @@ def round_figure(runs: Runs, stem: Path) -> list[Path]:
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
         for place, (row, curve) in enumerate(zip(found, curves, strict=True)):
-            is_source = row.method == SOURCE
-            colour = SOURCE_COLOUR if is_source else COLOURS[place % len(COLOURS)]
+            style = line_style(place, is_source=row.method == SOURCE)
             axes.plot(
                 curve["round"],
                 curve["mean"],
-                color=colour,
-                ls=DASHES[0 if is_source else place // len(COLOURS) % len(DASHES)],
-                marker="" if is_source else MARKERS[place % len(MARKERS)],
+                **style,
                 ms=4,
                 lw=1.3,
                 label=row.label,
@@ -55,7 +44,7 @@ def round_figure(runs: Runs, stem: Path) -> list[Path]:
                 curve["round"],
                 curve["mean"] - spread,
                 curve["mean"] + spread,
-                color=colour,
+                color=style["color"],
                 alpha=0.15,
                 lw=0,
             )

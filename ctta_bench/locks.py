@@ -123,6 +123,12 @@ def is_abandoned(file: Path, owner: dict[str, Any]) -> bool:
     return _is_still(file, WATCH_SECONDS if age > 0 else STALE_SECONDS)
 
 
+def is_held(cell: Path) -> bool:
+    """Whether a living process has the cell of a folder."""
+    owner = read_owner(cell / OWNER_FILE)
+    return owner is not None and not is_abandoned(cell / OWNER_FILE, owner)
+
+
 def _is_still(file: Path, seconds: float) -> bool:
     """Whether a file stays as it is for some time."""
     before, end = _stamp(file), time.monotonic() + seconds

@@ -39,6 +39,8 @@ from ctta_bench.locks import (
 )
 
 SCHEMA_VERSION = 1
+# As safe as yaml.safe_load, which is this loader in Python alone, and ten times as fast.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @contextlib.contextmanager
@@ -70,6 +72,14 @@ def write_yaml(path: Path, value: Any) -> None:
     with atomic(path) as temporary:
         text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_record(cell: Path) -> Any:
+    """What stands in a run folder's cell.yaml, plain values alone.
+
+    Raises OSError, UnicodeDecodeError or yaml.YAMLError if it cannot be read.
+    """
+    return yaml.load((cell / "cell.yaml").read_text("utf-8"), Loader=_SAFE_LOADER)
 
 
 def check_writable(directory: Path) -> None:
@@ -125,7 +135,7 @@ class RunFolder:
         if not file.exists():
             return
         try:
-            stored = yaml.safe_load(file.read_text("utf-8"))
+            stored = read_record(self.path)
             version = stored["schema_version"]
         except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise RunError(f"{file}: is damaged; delete the folder or use --force.") from error

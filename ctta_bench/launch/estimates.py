@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from ctta_bench.launch.steps import Step
+from ctta_bench.record import read_record
 
 MOST_RUNS = 3000  # enough for a median, and read in seconds
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Kind = tuple[str, ...]
 
 
@@ -92,7 +92,7 @@ def _earlier(directory: Path) -> Iterator[tuple[dict[str, Any], float, int]]:
             return
         try:
             result = json.loads(file.read_text("utf-8"))
-            record = yaml.load((file.parent / "cell.yaml").read_text("utf-8"), Loader=_LOADER)
+            record = read_record(file.parent)
             _kind(record, whole=True)
             if record.get("kind") == "warm-up":
                 yield record, float(result["seconds"]), 0

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.errors import RunError
-from ctta_bench.launch.plan import Launch
+from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.launch.scheduler import requeue, state_of
 from ctta_bench.record import RunFolder
 
-INTERRUPTED = 75  # the exit code of work.py after a checkpoint
 IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Not `-m`: it would put the working folder before all that is installed.

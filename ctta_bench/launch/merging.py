@@ -13,9 +13,9 @@ import yaml
 
 from ctta_bench.config import identity
 from ctta_bench.errors import RunError
-from ctta_bench.locks import OWNER_FILE, is_abandoned, read_owner
+from ctta_bench.locks import OWNER_FILE, is_held
+from ctta_bench.record import read_record
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEPTH = 3
 _TIMES = ("seconds", "images_per_second", "peak_memory_mb")
 _LEFT = {".lock", OWNER_FILE}  # of the process that wrote, not of what it wrote
@@ -73,7 +73,7 @@ def _cells(folder: Path, depth: int) -> Iterator[Path]:
 def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
     ours, theirs = target / cell, other / cell
     try:
-        if _is_running(theirs) or _is_running(ours):
+        if is_held(theirs) or is_held(ours):
             merge.conflicts.append(f"{cell}: is being run.")
         elif not ours.exists():
             _read(theirs)
@@ -92,13 +92,8 @@ def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
         merge.conflicts.append(f"{cell}: cannot be read ({type(error).__name__}: {error}).")
 
 
-def _is_running(cell: Path) -> bool:
-    owner = read_owner(cell / OWNER_FILE)
-    return owner is not None and not is_abandoned(cell / OWNER_FILE, owner)
-
-
 def _read(cell: Path) -> dict[str, Any]:
-    record = yaml.load((cell / "cell.yaml").read_text("utf-8"), Loader=_LOADER)
+    record = read_record(cell)
     identity(record)
     return dict(record)
 

@@ -23,6 +23,7 @@ from ctta_bench.locks import this_process
 from ctta_bench.record import atomic, timestamp, write_json
 
 FOLDER = ".launch"
+INTERRUPTED = 75  # exit code of a worker after a checkpoint (EX_TEMPFAIL)
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,13 @@ from typing import Any
 from ctta_bench.checkpoint import STOP_SIGNALS
 from ctta_bench.environment import default_device
 from ctta_bench.errors import CttaBenchError
-from ctta_bench.launch.plan import Journal, Launch, read_step
+from ctta_bench.launch.plan import INTERRUPTED, Journal, Launch, read_step
 from ctta_bench.launch.running import run_step
 from ctta_bench.launch.steps import Step
-from ctta_bench.locks import (
-    OWNER_FILE,
-    STALE_SECONDS,
-    WATCH_SECONDS,
-    is_abandoned,
-    read_owner,
-    this_process,
-)
+from ctta_bench.locks import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
 from ctta_bench.loggers import Logger, make_loggers
 from ctta_bench.registry import load_plugin
 
-INTERRUPTED = 75  # EX_TEMPFAIL
 # Once nothing else is left to do, cells of others are looked at again: an owner that died is so by
 # then, one that lives keeps its cell.
 PATIENCE_SECONDS = STALE_SECONDS + WATCH_SECONDS
@@ -82,15 +74,13 @@ def work(launch: Launch, worker: int) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while waiting and time.monotonic() < deadline and not launch.is_cancelled:
         time.sleep(LOOK_AGAIN_SECONDS)
-        waiting = [s for s in waiting if _is_held(launch, s) or not _settle(launch, journal, s)]
+        waiting = [
+            s
+            for s in waiting
+            if is_held(launch.directory / s.id) or not _settle(launch, journal, s)
+        ]
     for step in waiting:
         journal.write(step=step.id, state="elsewhere", reason="another process has it")
-
-
-def _is_held(launch: Launch, step: Step) -> bool:
-    file = launch.directory / step.id / OWNER_FILE
-    owner = read_owner(file)
-    return owner is not None and not is_abandoned(file, owner)
 
 
 def _settle(launch: Launch, journal: Journal, step: Step) -> bool:

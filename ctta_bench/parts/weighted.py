@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.parts.augment import light_view
 from ctta_bench.parts.updates import symmetric_cross_entropy
@@ -77,8 +78,8 @@ class WeightedMethod(Method):
         return self.corrected(self.model(images))
 
     def follow(self) -> None:
-        """What becomes of the weights after a step."""
-        raise NotImplementedError
+        """What becomes of the weights after a step; each method's own."""
+        raise MethodError(f"{type(self).__name__} defines no follow().")
 
     def weights(self, p: Tensor, entropy: Tensor) -> Tensor:
         """Weights [n] in {0} and [1, e^(1/τ)] of probabilities p [n, classes] and entropies [n].
