@@ -22,7 +22,7 @@ def answers() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _slurm() -> None:
-    """Fails without Slurm where one has to be (CTTA_NEEDS_SLURM, which `make test-slurm` sets); else skips."""
+    """Fails without Slurm if CTTA_NEEDS_SLURM is set, as by `make test-slurm`; else skips."""
     reason = answers()
     if reason and os.environ.get("CTTA_NEEDS_SLURM"):
         pytest.fail(reason)
