@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from ctta_bench.checkpoint import Progress
-from ctta_bench.config import preset_values, validate
 from ctta_bench.engine import (
     make_result,
     play,
@@ -24,9 +23,11 @@ from ctta_bench.map_metrics import MapScores
 from ctta_bench.method import Method, Precision
 from ctta_bench.metrics import Scores
 from ctta_bench.model import Regime, SourceModel
+from ctta_bench.presets import preset_values
 from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark, Stream, batch_domains
+from ctta_bench.validation import validate
 
 
 @dataclass(frozen=True)

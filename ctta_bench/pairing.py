@@ -8,13 +8,14 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ctta_bench.config import preset_values, validate
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel, Task
+from ctta_bench.presets import preset_values
 from ctta_bench.registry import METHODS
 from ctta_bench.source_models.preprocessing import recorded_preprocessing
 from ctta_bench.source_models.pretrained import build
+from ctta_bench.validation import validate
 
 # Whose presets show a method on a model of a task, where no benchmark is named.
 PRESETS_FOR: dict[Task, str] = {"classification": "any", "segmentation": "cityscapes_acdc"}

@@ -6,19 +6,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctta_bench import config
-from ctta_bench.config import (
-    CellRequest,
-    merge,
-    parse_assignments,
-    preset_values,
-    read_yaml,
-    resolve,
-    route_overrides,
-)
+from ctta_bench import config, presets
+from ctta_bench.config import CellRequest, resolve
 from ctta_bench.errors import ConfigError
 from ctta_bench.experiment import expand, load_experiment
+from ctta_bench.presets import preset_values
 from ctta_bench.registry import METHODS
+from ctta_bench.validation import parse_assignments, route_overrides
+from ctta_bench.yaml_files import merge, read_yaml
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -82,7 +77,7 @@ def test_a_bare_key_of_two_owners_is_refused_with_both_spellings() -> None:
 
 def test_a_preset_s_own_benchmark_lies_over_any(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {"paper": {"any": {"lr": 1, "steps": 2}, "toy": {"lr": 3}}, "code": {"other": {}}}
-    monkeypatch.setattr(config, "presets_of", lambda method: sections)
+    monkeypatch.setattr(presets, "presets_of", lambda method: sections)
     assert preset_values("tent", "paper", "toy") == {"lr": 3, "steps": 2}
     assert preset_values("tent", "default", "toy") == {}
     with pytest.raises(ConfigError, match="no values for 'toy'; it has values for other"):
@@ -94,7 +89,7 @@ def test_every_preset_of_every_method_is_valid() -> None:
 
     for name in METHODS.names():
         fields = METHODS.get(name).Hyperparameters
-        for section in config.presets_of(name).values():
+        for section in presets.presets_of(name).values():
             for values in section.values():
                 fields(**(values or {}))
 

@@ -317,7 +317,7 @@ def test_a_grid_says_of_all_its_cells_once_whose_presets_they_take(runs: Path) -
 
 def test_a_preset_of_a_model_lies_over_its_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {"default": {"any": {"lr": 1.0}, "toy": {"lr": 2.0}, "toy@toy_cnn": {"lr": 3.0}}}
-    monkeypatch.setattr("ctta_bench.config.presets_of", lambda method: sections)
+    monkeypatch.setattr("ctta_bench.presets.presets_of", lambda method: sections)
     cells = [resolve(request("tent", model)) for model in ("toy_vit", "toy_cnn", "small_resnet")]
     assert [cell.hyperparameters.lr for cell in cells] == [2.0, 3.0, 2.0]
     assert [cell.notes for cell in cells] == [

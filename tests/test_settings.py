@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
-from ctta_bench.config import validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.settings import SETTINGS, CorruptionSettings, SettingName, StreamSettings
+from ctta_bench.validation import validate
 
 
 def made(**values: Any) -> CorruptionSettings:

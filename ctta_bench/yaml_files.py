@@ -1,0 +1,76 @@
+"""YAML files as plain mappings: strict, safe, and with their bases merged beneath."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctta_bench.errors import ConfigError
+
+
+def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML mapping with its `_base_` files (relative to it) merged beneath.
+
+    Raises ConfigError for a file that is missing, unreadable, hostile or includes itself.
+    """
+    file = file.resolve()
+    if file in seen:
+        raise ConfigError(f"{file}: `_base_` includes the file itself.")
+    try:
+        if file.stat().st_size > 1_000_000:
+            raise ConfigError(f"{file}: is larger than 1 MB; this is no configuration file.")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: is not UTF-8 text.") from None
+    values = parse_yaml(text, str(file))
+    bases = values.pop("_base_", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = merge(merged, read_yaml(file.parent / base, seen=(*seen, file)))
+    return merge(merged, values)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice and aliases (a few bytes of which fill a disk)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """A mapping from YAML text; `name` is used in messages. Raises ConfigError."""
+    try:
+        # _StrictLoader is a SafeLoader: plain types alone.
+        values = yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{name}{where}: is not valid YAML: {problem}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: holds no keys and values.")
+    return values
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, key by key through nested mappings; lists are replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(value, dict) and isinstance(old, dict)
+        merged[key] = merge(old or {}, value) if both else value
+    return merged
