@@ -38,11 +38,15 @@ def cost_table(runs: Runs) -> Table | None:
         name=f"{notes.table_name(runs)}-cost",
         caption=(
             f"Cost: {notes.title(runs)}. Learnable parameters, state beside them, forward and "
-            f"backward passes an image, and time relative to {REFERENCE.upper()}."
+            f"backward passes an image, time relative to {REFERENCE.upper()}, and what it reads of "
+            "the source data."
         ),
         frame=frame,
-        header=("method", "parameters", "state", "FP", "BP", "time"),
-        lines=tuple(_line(str(label), values) for label, values in frame.iterrows()),
+        header=("method", "parameters", "state", "FP", "BP", "time", "source data"),
+        lines=tuple(
+            (str(label), (*_entries(values), _access(row)))
+            for (label, values), row in zip(frame.iterrows(), found, strict=True)
+        ),
         footnotes=_footnotes(found),
     )
 
@@ -58,21 +62,28 @@ def _relative(seconds: "pd.Series[float]", found: list[Row]) -> "pd.Series[float
     return relative
 
 
-def _line(label: str, values: "pd.Series[float]") -> tuple[str, tuple[Entry, ...]]:
+def _access(row: Row) -> Entry:
+    """What a method reads of the source data: unlabelled or labelled images, or nothing."""
+    known = sorted(set(row.finished["source_access"].dropna()) - {"none"})
+    return Entry(", ".join(known) or MISSING)
+
+
+def _entries(values: "pd.Series[float]") -> tuple[Entry, ...]:
     shown: list[tuple[str, Callable[[float], str]]] = [
         ("parameters", lambda value: f"{value:,.0f}"),
-        ("state", _bytes),
+        ("state", in_bytes),
         ("forward", lambda value: f"{value:.2f}"),
         ("backward", lambda value: f"{value:.2f}"),
         ("time", lambda value: f"{value:.2f}"),
     ]
-    return label, tuple(
+    return tuple(
         Entry(MISSING if np.isnan(values[name]) else text(float(values[name])))
         for name, text in shown
     )
 
 
-def _bytes(value: float) -> str:
+def in_bytes(value: float) -> str:
+    """Bytes in a readable unit."""
     for unit, size in (("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{value / size:.1f} {unit}"

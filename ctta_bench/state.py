@@ -23,6 +23,13 @@ from ctta_bench.errors import MethodError
 
 Node = dict[str, Any]
 _MISSING = object()
+LARGE = 2**14  # values of a tensor; copies of smaller ones need no room to speak of
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Settings rather than state: whoever builds the object anew builds these anew, too.
 _CONSTANT = (torch.device, torch.dtype, torch.Size, BaseModel, PurePath, type)
@@ -35,6 +42,10 @@ class _Capture:
         self.owned: set[int] = set()
         self.seen: dict[int, int] = {}
         self.alive: list[object] = []  # ids stay valid only while the objects live
+        self.copies: dict[Any, list[Tensor]] = {}
+        for parameter in frozen.parameters() if frozen is not None else ():
+            if not parameter.requires_grad and (like := self.likes(parameter)) is not None:
+                like.append(parameter.detach())
 
     def note_modules(self, value: object, depth: int = 0) -> None:
         """Tensors of modules are saved with their module; other places only refer to them."""
@@ -113,7 +124,29 @@ class _Capture:
             return {"kind": "same", "id": self.seen[id(value)]}
         number = self.remember(value)
         kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
-        return {"kind": kind, "id": number, "value": value.detach().clone()}
+        return {"kind": kind, "id": number, "value": self.copy(value)}
+
+    def copy(self, value: Tensor) -> Tensor:
+        """A copy, the same one for equal tensors: a student, its teacher and an anchor begin so.
+
+        Of what equals a frozen weight of the source model that weight itself, which never changes.
+        """
+        value = value.detach()
+        like = self.likes(value)
+        if like is None:
+            return value.clone()
+        found = next((other for other in like if torch.equal(_bits(other), _bits(value))), None)
+        if found is None:
+            found = value.clone()
+            like.append(found)
+        return found
+
+    def likes(self, value: Tensor) -> list[Tensor] | None:
+        """Copies that may equal a tensor; None for one that is not worth the comparison."""
+        if value.numel() < LARGE or value.dtype not in _BITS or not value.is_contiguous():
+            return None
+        first = tuple(_bits(value).flatten()[:4].tolist())
+        return self.copies.setdefault((value.shape, value.dtype, value.device, first), [])
 
     def encode_object(self, value: Any, path: str) -> Node:
         if id(value) in self.seen:
@@ -136,7 +169,12 @@ class _Capture:
         names = set(module.state_dict())
         if module is self.frozen:
             names -= {n for n, p in module.named_parameters() if not p.requires_grad}
-        return {n: t.detach().clone() for n, t in _tensors(module).items() if n in names}
+        return {n: self.copy(t) for n, t in _tensors(module).items() if n in names}
+
+
+def _bits(value: Tensor) -> Tensor:
+    """A tensor's values as integers: zeros have signs, and what is not a number equals itself."""
+    return value.detach().view(_BITS[value.dtype])
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -156,7 +194,7 @@ def _clone(tree: Any) -> Any:
 def capture(
     owner: object, *, skip: frozenset[str] = frozenset(), frozen: nn.Module | None = None
 ) -> Node:
-    """A copy of every attribute of `owner` but those in `skip`.
+    """A copy of every attribute of `owner` but those in `skip`; equal large tensors share one.
 
     Frozen parameters of the module `frozen` are left out. Raises MethodError for an attribute that
     cannot be saved.

@@ -1,3 +1,4 @@
+import copy
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
@@ -94,6 +95,43 @@ def test_a_tensor_under_two_names_stays_one_tensor() -> None:
     shared = torch.ones(3)
     fresh = moved(Box(a=shared, b=[shared], c={"x": shared}), Box())
     assert fresh.a is fresh.b[0] is fresh.c["x"]
+
+
+def test_equal_networks_are_copied_once_and_come_back_apart() -> None:
+    student = nn.Linear(128, 128, bias=False)
+    networks = {name: copy.deepcopy(student) for name in ("teacher", "anchor", "other", "negated")}
+    with torch.no_grad():
+        networks["other"].weight[-1, -1] += 1
+        student.weight[-1, -1] = networks["teacher"].weight[-1, -1] = 0.0
+        networks["anchor"].weight[-1, -1] = 0.0
+        networks["negated"].weight[-1, -1] = -0.0  # equal, but for its bits
+    box = Box(student=student, **networks)
+    tree = capture(box)
+    places = [tree[name]["tensors"]["weight"].data_ptr() for name in vars(box)]
+    assert len(set(places)) == 3
+    assert places[0] == places[1] == places[2]
+
+    restore(box, tree)
+    with torch.no_grad():
+        box.student.weight.zero_()
+    assert box.teacher.weight.abs().sum() > 0
+    assert torch.equal(tree["student"]["tensors"]["weight"], box.teacher.weight)
+
+
+def test_what_equals_a_frozen_source_weight_is_not_copied() -> None:
+    source = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128)).requires_grad_(False)
+    source[1].requires_grad_(True)
+    box = Box(model=source, teacher=copy.deepcopy(source))
+    tree = capture(box, frozen=source)
+    kept = tree["teacher"]["tensors"]
+    assert kept["0.weight"].data_ptr() == source[0].weight.data_ptr()
+    assert kept["1.weight"].data_ptr() != source[1].weight.data_ptr()
+
+    with torch.no_grad():
+        box.teacher[0].weight.zero_()
+    restore(box, tree)
+    assert torch.equal(box.teacher[0].weight, source[0].weight)
+    assert box.teacher[0].weight.data_ptr() != source[0].weight.data_ptr()
 
 
 def test_modules_are_filled_in_place() -> None:

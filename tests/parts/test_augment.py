@@ -8,14 +8,17 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
+from ctta_bench.parts import augment
 from ctta_bench.parts.augment import (
     View,
     affine,
     blur,
     draw_view,
+    in_parts,
     jitter,
     light_view,
     random_view,
+    turn_hue,
 )
 from tests.methods import pictures
 
@@ -151,6 +154,30 @@ def test_a_hue_of_a_third_turns_red_into_green() -> None:
     red = torch.tensor([0.8, 0.0, 0.0]).view(1, 3, 1, 1)
     turned = jitter(red, dataclasses.replace(PLAIN, hue=1 / 3)).flatten()
     torch.testing.assert_close(turned, torch.tensor([0.0, 0.8, 0.0]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("turn", [-0.5, -0.06, 0.0, 0.03, 0.5])
+def test_hues_turn_as_torchvision_turns_them(turn: float) -> None:
+    batch = images()
+    batch[0, :, :16] = batch[0, :1, :16]  # grey
+    batch[1] = (4 * batch[1]).round() / 4  # equal colours
+    batch[2, :, 0] = 0
+    expected = reference.adjust_hue(batch, turn)
+    torch.testing.assert_close(turn_hue(batch, turn), expected, atol=3e-6, rtol=0)
+    torch.testing.assert_close(turn_hue(batch.double(), turn).float(), expected, atol=3e-6, rtol=0)
+
+
+def test_images_that_are_changed_a_few_at_a_time_come_out_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, seen = images(count=5), []
+    torch.manual_seed(1)
+    whole = random_view(batch)
+    monkeypatch.setattr(augment, "CACHED_VALUES", 2 * batch[0].numel() + 1)
+    torch.manual_seed(1)
+    torch.testing.assert_close(random_view(batch), whole, atol=1e-6, rtol=0)
+    in_parts(batch, lambda some: seen.append(len(some)) or some)
+    assert seen == [2, 2, 1]
 
 
 def test_a_tiny_sigma_blurs_nothing() -> None:

@@ -1,0 +1,146 @@
+"""What adapting costs, measured."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ctta_bench import registry
+from ctta_bench.cli.shared import (
+    DataRoot,
+    Device,
+    Format,
+    Plugin,
+    Quiet,
+    Set,
+    check_format,
+    error_printer,
+    kind,
+    load_plugins,
+    print_json,
+    printer,
+)
+from ctta_bench.errors import ConfigError
+
+PRECISIONS = ("float64", "float32", "bfloat16", "float16")
+
+
+@kind
+def cost(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="Methods; all that can serve the model if none.")
+    ] = None,
+    benchmark: Annotated[
+        str, typer.Option(help="A benchmark (`ctta-bench list benchmarks`).")
+    ] = "fashion_c",
+    model: Annotated[str | None, typer.Option(help="A model, or timm:NAME.TAG.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File of weights for the model.")] = None,
+    input_size: Annotated[
+        str | None, typer.Option(help="The network's input, PIXELS or HEIGHTxWIDTH; as recorded.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="Hyper-parameters: default, paper or code.")
+    ] = "default",
+    set: Set = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64.")
+    ] = "float32",
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each method that count.")] = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
+    random: Annotated[
+        bool, typer.Option("--random", help="Random weights and images; no file is read.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder that takes the record.")] = Path("runs/cost"),
+    data_root: DataRoot = None,
+    device: Device = None,
+    plugin: Plugin = None,
+    quiet: Quiet = False,
+    format: Format = "text",
+) -> None:
+    """Measure what methods cost: parameters, state, passes, time, memory, FLOPs.
+
+    Each method, TENT and the plain model take turns in this process, and medians of ratios count.
+    The record in --out is what `ctta-bench report` shows as measured cost.
+
+    Example: `ctta-bench cost source tent paid --set benchmark.batch_size=16`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    if precision not in PRECISIONS:
+        raise ConfigError(f"--precision {precision!r}: choose {', '.join(PRECISIONS)}.")
+    import torch
+
+    from ctta_bench.config import CellRequest
+    from ctta_bench.environment import default_device
+    from ctta_bench.measuring.costs import record
+    from ctta_bench.measuring.scene import Scene, benchmark_of, serving_methods, sorted_overrides
+    from ctta_bench.record import check_writable, write_json
+    from ctta_bench.validation import parse_assignments, validate
+
+    check_writable(out)
+    torch.set_num_threads(threads)
+    known = registry.BENCHMARKS.get(benchmark)
+    names = [registry.METHODS.find(name).name for name in methods or serving_methods(known.task)]
+    settings, overrides = sorted_overrides(parse_assignments(set or ()), names)
+    values = {"method": "source", "benchmark": benchmark, "input_size": input_size}
+    scene = Scene(
+        benchmark_of(benchmark, settings, data_root),
+        model or known.default_model,
+        torch.device(device or default_device()),
+        precision,  # type: ignore[arg-type]
+        random=random,
+        weights=weights,
+        input_size=validate(CellRequest, values, "cost").input_size,
+        preset=preset,
+        overrides=overrides,
+    )
+    found, left_out = _measured(scene, names, repeats, bool(methods), quiet or as_json)
+    made = record(scene, found, left_out, repeats)
+    file = out / _file_name(made)
+    write_json(file, made)
+    if as_json:
+        print_json(made | {"file": str(file)})
+        return
+    from ctta_bench.analysis.measured import measured_table
+    from ctta_bench.console import plain_table
+
+    table = measured_table(made)
+    lines = [[label, *(entry.text for entry in entries)] for label, entries in table.lines]
+    printer().print(plain_table(list(table.header), lines))
+    printer().print(table.caption, style="dim", highlight=False)
+    for note in table.footnotes:
+        printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+    typer.echo(f"record: {file}")
+
+
+def _measured(
+    scene: Any, names: list[str], repeats: int, asked: bool, quiet: bool
+) -> tuple[list[Any], dict[str, str]]:
+    """What could be measured, and why the rest could not; that is an error if it was asked for."""
+    from ctta_bench.errors import MethodError
+    from ctta_bench.measuring.costs import MethodCost, measure
+
+    found: list[Any] = []
+    left_out: dict[str, str] = {}
+    with Console(stderr=True, quiet=quiet).status("measuring") as status:
+        for number, outcome in enumerate(measure(scene, names, repeats=repeats)):
+            if isinstance(outcome, MethodCost):
+                found.append(outcome)
+            elif asked:
+                raise MethodError(outcome[1])
+            else:
+                left_out[outcome[0]] = outcome[1]
+            status.update(f"measured {number + 1} of {len(names)}: {names[number]}")
+    if left_out and not quiet:
+        error_printer().print(f"left out: {', '.join(left_out)}", highlight=False)
+    return found, left_out
+
+
+def _file_name(made: dict[str, Any]) -> str:
+    """`cost-BENCHMARK-MODEL-DEVICE-PRECISION.json`: another run of the like takes its place."""
+    from ctta_bench.config import slug_of
+
+    device = str(made["environment"]["device"])
+    words = [made["benchmark"], made["model"]["name"], f"{made['batch_size']}", device]
+    return f"cost-{slug_of(*words, made['precision'])}.json"

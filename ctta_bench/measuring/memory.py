@@ -1,0 +1,81 @@
+"""Memory of a method: what rests between steps, and what a step holds at most beside it."""
+
+import json
+import os
+import tempfile
+from collections import deque
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctta_bench.measuring.timing import Work
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+def resting_bytes(owner: object) -> int:
+    """Bytes of all tensors that `owner` holds: networks, optimiser, memories, the saved start.
+
+    Each storage counts once, whoever else refers to it.
+    """
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    waiting: deque[Any] = deque([owner])
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _LEAVES):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            waiting.append(value.grad if value.is_leaf else None)
+        elif isinstance(value, nn.Module):
+            waiting += [*value.parameters(), *value.buffers(), vars(value)]
+        elif isinstance(value, torch.optim.Optimizer):
+            waiting.append(value.state_dict())
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            waiting += value
+        elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
+            waiting.append(vars(value))
+    return sum(storages.values())
+
+
+def peak_bytes(work: Work, device: torch.device) -> int:
+    """Most bytes that `work` holds at once beside those held before it.
+
+    On a CPU as torch's profiler counts what its allocator gives and takes back.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells stderr when it begins and ends
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        work()
+    return _peak(_memory_events(profile))
+
+
+def _memory_events(profile: torch.profiler.profile) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(file))
+        events: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["traceEvents"]
+    return [event for event in events if event.get("name") == "[memory]"]
+
+
+def _peak(changes: list[dict[str, Any]]) -> int:
+    held = peak = 0
+    for change in sorted(changes, key=lambda change: float(change["ts"])):
+        held += int(change["args"]["Bytes"])
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,217 @@
+"""What is measured on: a benchmark's images and its source model, or random ones of their sizes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta_bench.building import source_data
+from ctta_bench.environment import usable_cores
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.method import Method, Precision
+from ctta_bench.model import SourceModel
+from ctta_bench.presets import preset_values
+from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.source_models.preprocessing import recorded_preprocessing
+from ctta_bench.source_models.pretrained import build, load_source_model, resize_input
+from ctta_bench.stream import (
+    ArrayImages,
+    ArrayMaps,
+    Benchmark,
+    ImageSet,
+    SourceData,
+    Stream,
+    as_input,
+    batch_domains,
+)
+from ctta_bench.validation import validate
+from ctta_bench.warmup import RANDOM_STATE
+
+SOURCE_IMAGES = 16  # random ones: how many statistics are made of does not matter to a step
+BATCHES = 4  # that are seen over and over
+# Of a method's `checked_with`: what makes it use every image. Random logits would leave all out.
+SELECTING = {"margin", "max_similarity", "max_entropy", "min_drop", "similarity"}
+
+
+@dataclass
+class Scene:
+    """Images in batches float [n, 3, H, W], and models and methods for them, all alike.
+
+    `random`: weights and images are random, in the place of those that would be read. `overrides`
+    are hyper-parameters by method.
+    """
+
+    benchmark: Benchmark
+    model_name: str
+    device: torch.device
+    precision: Precision
+    random: bool = False
+    weights: Path | None = None
+    input_size: tuple[int, int] | None = None
+    preset: str = "default"
+    seed: int = 0
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    batches: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dtype = torch.float64 if self.precision == "float64" else torch.float32
+        if not self.batches:
+            self.batches = self._random_batches() if self.random else self._own_batches()
+
+    @property
+    def batch_size(self) -> int:
+        """Images a batch."""
+        return len(self.batches[0])
+
+    def model(self) -> SourceModel:
+        """The source model, a new one each time, with equal weights."""
+        benchmark, classes = self.benchmark, self.benchmark.model_classes()
+        if self.random:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                network = build(self.model_name, None if classes else benchmark.num_classes)
+            if self.input_size is not None:
+                resize_input(network, self.input_size, self.model_name)
+            shown = recorded_preprocessing(network, "true", self.input_size)
+            model = SourceModel(network, name=self.model_name, preprocessing=shown)
+        else:
+            model = load_source_model(
+                self.model_name,
+                weights=self.weights,
+                input_size=self.input_size,
+                num_classes=None if classes or benchmark.other_labels else benchmark.num_classes,
+                root=benchmark.root,
+                task=benchmark.task,
+            )
+        model = model.to(self.device, self.dtype)
+        if classes is not None and model.num_classes != len(classes):
+            model.keep_classes(classes)
+        return model.eval().requires_grad_(False)
+
+    def method(self, name: str) -> Method:
+        """A method that has read its source data and stands before the stream.
+
+        A warm-up is left out, for it does not change what a step costs. Raises MethodError if the
+        model has nothing that the method adapts.
+        """
+        entry = METHODS.get(name)
+        values = preset_values(name, self.preset, self.benchmark.name, self.model_name)
+        if self.random:
+            values |= {k: v for k, v in entry.checked_with.items() if k in SELECTING}
+        values |= self.overrides.get(name, {})
+        hyperparameters = validate(entry.Hyperparameters, values, f"method {name}")
+        method: Method = entry(
+            self.model(), hyperparameters, seed=self.seed, precision=self.precision
+        )
+        warmed = None
+        if method.hp.warms_up:
+            learnt = {key: value.detach() for key, value in method.warmup_result().items()}
+            warmed = learnt | {RANDOM_STATE: torch.get_rng_state()}
+        method.start(self._source(method), warmed)
+        return method
+
+    def _source(self, method: Method) -> SourceData | None:
+        if not self.random:
+            return source_data(self.benchmark, method, self.seed)
+        if method.source_access == "none":
+            return None
+        return SourceData(
+            self._random_source(),
+            labelled=method.source_access == "labelled",
+            seed=self.seed,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def _random_source(self) -> ImageSet:
+        generator = np.random.default_rng(self.seed)
+        shape = (SOURCE_IMAGES, 3, *self.batches[0].shape[-2:])
+        images = generator.integers(0, 256, shape, dtype=np.uint8)
+        classes = max(2, self.benchmark.num_classes)
+        if self.benchmark.task == "segmentation":
+            maps = generator.integers(0, classes, (len(images), *shape[-2:]), dtype=np.uint8)
+            return ArrayMaps(images, maps)
+        return ArrayImages(images, np.arange(len(images)) % classes)
+
+    def _random_batches(self) -> list[Tensor]:
+        size = self.model().preprocessing.size
+        if size is None:
+            raise ConfigError(
+                f"cost --random: {self.model_name} says nothing of its input's size; give one "
+                "with --input-size."
+            )
+        generator = torch.Generator().manual_seed(self.seed)
+        count = self.benchmark.settings.batch_size
+        return [
+            torch.rand(count, 3, *size, generator=generator).to(self.device, self.dtype)
+            for _ in range(BATCHES)
+        ]
+
+    def _own_batches(self) -> list[Tensor]:
+        benchmark = self.benchmark
+        problems = benchmark.problems()
+        if problems:
+            raise DataError(
+                f"{benchmark.name}: {problems[0]} (cost --random measures on random images of the "
+                "model's size, with random weights)"
+            )
+        benchmark.make_ready(lambda what, done, total: None, usable_cores())
+        stream = Stream(batch_domains(benchmark), benchmark.settings, self.seed)
+        chosen = _full_batches(stream, BATCHES)
+        return [as_input(stream.stored(n).images.to(self.device)).to(self.dtype) for n in chosen]
+
+
+def _full_batches(stream: Stream, count: int) -> list[int]:
+    """Numbers of whole batches, evenly over the stream; of short ones where there are no whole."""
+    sizes = np.diff(stream.order.cuts)
+    whole = np.flatnonzero(sizes == sizes.max())
+    places = np.linspace(0, len(whole) - 1, min(count, len(whole))).round().astype(int)
+    return [int(number) for number in whole[places]]
+
+
+def benchmark_of(name: str, settings: Mapping[str, Any], root: Path | None) -> Benchmark:
+    """A benchmark by its name, with these settings over its own. Raises ConfigError."""
+    entry = BENCHMARKS.get(name)
+    chosen = validate(entry.Settings, dict(settings), f"benchmark {name}")
+    benchmark: Benchmark = entry(chosen, root)
+    return benchmark
+
+
+def serving_methods(task: str) -> list[str]:
+    """All methods that are defined for a task."""
+    return [n for n in METHODS.names() if task in METHODS.get(n).tasks]
+
+
+def sorted_overrides(
+    assignments: Mapping[str, Any], methods: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Values of `--set` by their owner: settings of the benchmark, hyper-parameters by method.
+
+    `benchmark.KEY` and `METHOD.KEY` name it; a bare key goes to every method that has it. Raises
+    ConfigError for a key that has no owner.
+    """
+    settings: dict[str, Any] = {}
+    by_method: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    for key, value in assignments.items():
+        owner, dot, bare = key.partition(".")
+        if owner == "benchmark" and dot:
+            settings[bare] = value
+            continue
+        named = [METHODS.find(owner).name] if dot else list(methods)
+        takers = [
+            name
+            for name in named
+            if name in by_method and (dot or key in METHODS.get(name).Hyperparameters.model_fields)
+        ]
+        if not takers:
+            raise ConfigError(
+                f"--set {key}: none of the measured methods has it; write benchmark.KEY, "
+                "METHOD.KEY, or a hyper-parameter of a measured method."
+            )
+        for name in takers:
+            by_method[name][bare if dot else key] = value
+    return settings, by_method

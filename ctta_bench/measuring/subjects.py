@@ -1,0 +1,93 @@
+"""What takes turns: a plain model's forward and backward pass, and steps of methods."""
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta_bench.measuring.scene import Scene
+from ctta_bench.method import Method, softmax_entropy
+
+
+class Plain:
+    """The source model as it is: what a forward pass costs, and a backward pass with it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.network = scene, scene.model()
+        self.parameters = dict(self.network.network.named_parameters())
+        self.norms = tuple(self.network.norm_parameters())
+        self._batches = itertools.cycle(scene.batches)
+
+    def forward(self) -> Tensor:
+        """Logits of one batch, without gradients."""
+        with torch.no_grad(), autocast(self.scene):
+            return self.network(next(self._batches))
+
+    def backward(self, names: Sequence[str]) -> Sequence[Tensor]:
+        """A forward pass and the gradient of the logits' entropy to the parameters of `names`."""
+        learning = [self.parameters[name] for name in names]
+        self.network.requires_grad_(False)
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        with torch.enable_grad(), autocast(self.scene):
+            logits = self.network(next(self._batches))
+            loss = softmax_entropy(self.network.rows(logits)).mean()
+        return torch.autograd.grad(loss, learning, allow_unused=True)
+
+    def shared_with(self, method: Method) -> tuple[str, ...]:
+        """Names of the parameters whose gradients a method needs and the plain model has, too.
+
+        Those of its norms for a method that adapts others alone (adapters, prompts): the gradient
+        crosses the whole network all the same.
+        """
+        learning = {id(p) for p in method.trainable.values()}
+        named = method.model.network.named_parameters()
+        shared = tuple(
+            name
+            for name, value in named
+            if id(value) in learning
+            and name in self.parameters
+            and value.shape == self.parameters[name].shape
+        )
+        return shared or self.norms or tuple(self.parameters)
+
+
+class Steps:
+    """Steps of a method over the batches of a scene, with the passes of each turn.
+
+    A turn is one step, or as many as the method lets pass between two updates.
+    """
+
+    def __init__(self, scene: Scene, name: str) -> None:
+        self.scene, self.name, self.method = scene, name, scene.method(name)
+        self._batches = itertools.cycle(scene.batches)
+        every = int(getattr(self.method.hp, "update_every", 1))
+        self.batches = max(1, -(-every // scene.batch_size))
+        self.images = self.batches * scene.batch_size
+        self.passes: list[tuple[int, int]] = []
+
+    def turn(self) -> None:
+        """The steps of one turn."""
+        counts = self.method.passes
+        before = counts.forward_images, counts.backward_images
+        for batch in itertools.islice(self._batches, self.batches):
+            self.method(batch)
+        after = counts.forward_images, counts.backward_images
+        self.passes.append((after[0] - before[0], after[1] - before[1]))
+
+    def extra_parameters(self) -> int:
+        """Numbers that learn or are learnt beside the source model's own: adapters, prompts."""
+        own = {id(p) for p in self.method.model.network.parameters()}
+        in_network = sum(p.numel() for p in self.method.model.network.parameters())
+        beside = sum(p.numel() for p in self.method.trainable.values() if id(p) not in own)
+        return in_network - self.method.model.source_parameters + beside
+
+
+def autocast(scene: Scene) -> contextlib.AbstractContextManager[Any]:
+    """The precision of a scene, as methods have it."""
+    if scene.precision in ("float32", "float64"):
+        return contextlib.nullcontext()
+    return torch.autocast(scene.device.type, dtype=getattr(torch, scene.precision))

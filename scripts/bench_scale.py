@@ -1,0 +1,162 @@
+"""What very large grids cost: expanding, laying down, status and collecting, on synthetic cells.
+
+    python scripts/bench_scale.py --cells 100000
+
+A small cell is run once, and its folder copied for each seed: all that differs is written anew, the
+rest is linked. Every step is timed in a process of its own. Times are seconds of the processor, as
+other work on the machine would stretch those of a clock; collecting uses several cores, and is
+counted as if they had shared it evenly. Exit code 1 if status takes more than 5 s, collecting more
+than 30 s, or any step more than 4 GB, each in proportion for fewer cells than 100,000.
+"""
+
+import argparse
+import contextlib
+import io
+import multiprocessing
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WHOLE = 100_000
+# What each step may take for so many cells: seconds of the processor, GB of memory.
+LIMITS = {"expand": (None, 4.0), "plan": (None, 4.0), "status": (5.0, 4.0), "collect": (30.0, 4.0)}
+START_GB = 1.5  # libraries, whatever the number of cells
+
+
+def lay(cells: int, runs: Path) -> None:
+    """Synthetic run folders, nine in ten of them done."""
+    from ctta_bench.config import CellRequest, resolve
+    from ctta_bench.engine import run_cell
+    from ctta_bench.record import RunFolder
+
+    settings = {"benchmark.examples": 20, "benchmark.batch_size": 20}
+    cell = resolve(CellRequest(method="tent", benchmark="fashion_c", set=settings))
+    first = runs.parent / "one" / cell.id
+    run_cell(cell, RunFolder(first))
+    record, result = ((first / name).read_text() for name in ("cell.yaml", "result.json"))
+    linked = [f for f in first.iterdir() if f.name not in ("cell.yaml", "result.json", ".lock")]
+    for seed in range(cells):
+        name = f"tent-fashion_c-fashion_vit-seed{seed}-{seed:08x}"
+        folder = runs / name
+        folder.mkdir(parents=True)
+        text = record.replace(cell.id, name).replace("\nseed: 0\n", f"\nseed: {seed}\n")
+        (folder / "cell.yaml").write_text(text)
+        done = bool(seed % 10)
+        for file in linked if done else [f for f in linked if f.name != "predictions.npz"]:
+            _link(file, folder / file.name, seed)
+        if done:
+            (folder / "result.json").write_text(result.replace(cell.id, name))
+
+
+def _link(file: Path, place: Path, seed: int) -> None:
+    """A hard link, to a copy of its own for every 10,000: file systems bound their number."""
+    source = file.with_name(f"{file.name}.{seed // 10_000}")
+    if not source.exists():
+        source.write_bytes(file.read_bytes())
+    os.link(source, place)
+
+
+def expand(cells: int, runs: Path) -> None:
+    """Expand a grid, and the identity of each cell."""
+    from ctta_bench.config import identity
+
+    found = _expanded(cells)
+    assert len({identity(cell.record) for cell in found}) == cells
+
+
+def _expanded(cells: int) -> list[Any]:
+    from ctta_bench.experiment import Experiment, expand
+
+    asked = {"methods": [{"name": "tent"}], "benchmarks": ["fashion_c"], "seeds": range(cells)}
+    return expand(Experiment.model_validate({"name": "many", **asked}))
+
+
+def plan(cells: int, runs: Path) -> None:
+    """Expand a grid, write down its cells and its launch, and cut it into arrays."""
+    from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
+    from ctta_bench.launch.plan import Launch
+    from ctta_bench.launch.steps import lay_down, schedule
+
+    steps = in_order(schedule(_expanded(cells)))
+    directory = runs.parent / "planned"
+    lay_down(steps, directory)
+    packs = pack(steps, 4)
+    Launch.create(directory, steps, packs, executor="slurm", shared=False)
+    found = arrays([wave_of(steps[start]) for start, _ in packs], 1001, 50)
+    assert sum(len(array.packs) for array in found) == len(packs)
+
+
+def status(cells: int, runs: Path) -> None:
+    """`ctta-bench status`."""
+    from ctta_bench.cli import app
+
+    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+        app(["status", str(runs)])
+    assert f"{cells - cells // 10} done" in told.getvalue()
+
+
+def collect(cells: int, runs: Path) -> None:
+    """What `ctta-bench report` reads, in as many processes."""
+    from ctta_bench.analysis.collect import load
+
+    found = load(runs, workers=os.cpu_count() or 1)
+    assert (len(found.cells), found.left_out) == (cells, [])
+
+
+def measured(work: Callable[[int, Path], None], cells: int, runs: Path) -> tuple[float, ...]:
+    """Seconds of the processor and of the clock, and GB of memory, of a step in its own process."""
+    told: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_measure, args=(work.__name__, cells, runs, told)
+    )
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{work.__name__}: ended with exit code {process.exitcode}")
+    found: tuple[float, ...] = told.get()
+    return found
+
+
+def _measure(name: str, cells: int, runs: Path, told: Any) -> None:
+    began = time.monotonic()
+    globals()[name](cells, runs)
+    wall = time.monotonic() - began
+    own, others = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    spent = own.ru_utime + own.ru_stime
+    children = others.ru_utime + others.ru_stime
+    cores = len(os.sched_getaffinity(0)) if children > spent / 4 else 1
+    told.put(((spent + children) / cores, wall, (own.ru_maxrss + others.ru_maxrss) / 2**20))
+
+
+def main() -> int:
+    """Measure and print; the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cells", type=int, default=WHOLE)
+    parser.add_argument("--steps", nargs="+", default=list(LIMITS), choices=LIMITS)
+    given = parser.parse_args()
+    cells = given.cells
+    late = False
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(place) / "many"
+        measured(lay, cells, runs)
+        print(f"{cells:,} cells, nine in ten done   processor s   clock s   memory GB")
+        for work in (globals()[name] for name in given.steps):
+            seconds, wall, memory = measured(work, cells, runs)
+            most, room = LIMITS[work.__name__]
+            share = cells / WHOLE
+            over = most is not None and seconds > 3.0 + most * share  # 3: to import what it needs
+            over |= memory > START_GB + (room or 0) * share
+            late |= over
+            row = f"{work.__name__:30} {seconds:13.1f} {wall:9.1f} {memory:11.2f}"
+            print(row + ("  over" if over else ""))
+    return int(late)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,228 @@
+"""Cost of segmentation as ratios in one process, and maps held at once: `make bench`.
+
+    python scripts/bench_segmentation.py [--repeats 5] [--model segformer_b0] [--size 540 960]
+
+Times are those of the processor on one thread, for one image; subjects and references take turns,
+and the median of the ratios counts. Beside that: how many maps of all classes at the labels' size,
+by far the largest tensors there are, a step and its scoring hold at most. This does not depend on
+the size of images and is counted on small ones. Exit code 1 if a bound is missed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of the profiler, which would tell each start
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, interpolate
+
+from ctta_bench.api import load_method
+from ctta_bench.map_metrics import MiouScorer
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel
+from ctta_bench.registry import METHODS, MODELS
+from ctta_bench.stream import ArrayImages, SourceData
+
+CLASSES = 19
+BENCHMARK = "cityscapes_acdc"
+COUNTED_SIZE = (136, 240)  # a fourth of the protocol's images, and so of its labels
+
+# Maps of all classes at the labels' size (twice the images') that a step cannot do without, with
+# torch's own operators: what is scored, which the scorer enlarges where a method does not; beside
+# it, where the loss is at that size, the student's logits, their log-probabilities and the
+# gradients of both; while views are averaged, the plain one, the sum, and logits and probabilities
+# of the next.
+SCORED, STUDENT, VIEWS = 1, 4, 4
+NEEDED = {
+    ("source", "default"): SCORED,
+    ("tent", "default"): SCORED,
+    ("tent", "paper"): STUDENT,
+    ("pseudo_label", "default"): STUDENT,
+    ("sar", "paper"): SCORED,
+    ("ecotta", "paper"): SCORED,
+    ("dept", "paper"): SCORED,
+    ("cmae", "paper"): SCORED,
+    ("vdp", "paper"): SCORED,
+    ("paid", "paper"): SCORED,
+    ("lora", "default"): SCORED,
+    ("dora", "default"): SCORED,
+    ("cotta", "paper"): max(VIEWS, SCORED + STUDENT),
+    ("vida", "paper"): max(VIEWS, SCORED + STUDENT),
+    ("svdp", "paper"): max(VIEWS, SCORED + STUDENT),
+}
+
+
+def build(name: str, preset: str, model: str, size: Sequence[int]) -> Method:
+    """A method with its values for Cityscapes→ACDC on a network of random weights."""
+    torch.manual_seed(0)
+    values: dict[str, Any] = {}
+    if "image_size" in METHODS.get(name).Hyperparameters.model_fields:
+        values["image_size"] = tuple(size)
+    network = SourceModel(MODELS.get(model)(), name=model)
+    method = load_method(name, network, preset=preset, benchmark=BENCHMARK, **values)
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, *size), dtype=np.uint8)
+    source = ArrayImages(images, np.zeros(2, np.int64))
+    cpu = torch.device("cpu")
+    access = SourceData(source, labelled=False, seed=0, device=cpu, dtype=torch.float32)
+    method.start(None if method.source_access == "none" else access)
+    return method
+
+
+# -- time
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Mean entropy of pixels."""
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+
+
+def own_labels(logits: Tensor) -> Tensor:
+    """Cross-entropy of logits at eight times their size against their argmax."""
+    size = (8 * logits.shape[-2], 8 * logits.shape[-1])
+    large = interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    return cross_entropy(large, large.detach().argmax(1))
+
+
+def plain_pass(model: str, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+    """Forward and backward through the norm layers that TENT adapts, and nothing else."""
+    network = SourceModel(MODELS.get(model)()).eval().requires_grad_(False)
+    parameters = list(network.norm_parameters().values())
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+
+    def run(images: Tensor) -> None:
+        torch.autograd.grad(loss(network(images)), parameters)
+
+    return run
+
+
+def seconds_of(
+    subjects: dict[str, Callable[[Tensor], Any]], images: Tensor, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of the processor, a figure a repeat; the subjects in turn."""
+    found: dict[str, list[float]] = {name: [] for name in subjects}
+    for repeat in range(repeats + 1):
+        for name, subject in subjects.items():
+            began = time.thread_time()
+            subject(images)
+            if repeat:  # the first one warms up
+                found[name].append(time.thread_time() - began)
+    return found
+
+
+def timed(model: str, size: Sequence[int], repeats: int) -> list[tuple[str, list[float], float]]:
+    """Name, ratios and bound of what is timed."""
+    subjects = {
+        "plain": plain_pass(model, entropy),
+        "tent": build("tent", "default", model, size),
+        "paid": build("paid", "default", model, size),
+        "plain hard": plain_pass(model, own_labels),
+        "tent hard": build("tent", "paper", model, size),
+    }
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(1, 3, *size, generator=generator)
+    seconds = seconds_of(subjects, images, repeats)
+
+    def ratio(subject: str, reference: str) -> list[float]:
+        pairs = zip(seconds[subject], seconds[reference], strict=True)
+        return [ours / theirs for ours, theirs in pairs]
+
+    where = f"{model} {size[0]}x{size[1]}"
+    return [
+        (f"{where} tent / forward + backward", ratio("tent", "plain"), 1.10),
+        (f"{where} tent (hard) / the same", ratio("tent hard", "plain hard"), 1.10),
+        (f"{where} paid / tent", ratio("paid", "tent"), 1.25),
+    ]
+
+
+# -- maps
+
+
+def most_maps(work: Callable[[], Any], map_bytes: int) -> int:
+    """How many maps of this size `work` holds at once, as torch's profiler sees them allocated."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        result = work()
+    del result
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(file))
+        events: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["traceEvents"]
+    changes = sorted(
+        (float(e["ts"]), int(e["args"]["Bytes"])) for e in events if e.get("name") == "[memory]"
+    )
+    return held_at_most((size for _, size in changes), map_bytes)
+
+
+def held_at_most(changes: Iterable[int], map_bytes: int) -> int:
+    """The same from the sizes of what is allocated and, negative, freed: whole maps or stacks."""
+    held = most = 0
+    for size in changes:
+        if size % map_bytes == 0:
+            held += size // map_bytes
+            most = max(most, held)
+    return most
+
+
+def maps_of(name: str, preset: str, model: str) -> int:
+    """Maps at the labels' size that a step of a method and its scoring hold at most."""
+    method = build(name, preset, model, COUNTED_SIZE)
+    height, width = (2 * side for side in COUNTED_SIZE)
+    images = torch.rand(1, 3, *COUNTED_SIZE)
+    labels = torch.zeros(1, height, width, dtype=torch.uint8)
+    scorer = MiouScorer(CLASSES)
+
+    def work() -> Tensor:
+        logits = method(images)
+        scorer.score(logits, labels)
+        return logits
+
+    work()  # what is made once, optimiser states above all
+    return most_maps(work, 4 * CLASSES * height * width)
+
+
+def main() -> None:
+    """Measure, print two tables, and fail if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="segformer_b0")
+    parser.add_argument("--size", type=int, nargs=2, default=(540, 960))
+    parser.add_argument("--only", choices=["time", "maps"], help="one of the two tables")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    missed = 0
+    if arguments.only != "maps":
+        print(f"{'':52s}{'median':>9s}{'min':>9s}{'max':>9s}   bound")
+        for name, values, bound in timed(arguments.model, arguments.size, arguments.repeats):
+            median = statistics.median(values)
+            missed += median > bound
+            print(
+                f"{name:52s}{median:9.3f}{min(values):9.3f}{max(values):9.3f}   <= {bound}"
+                f"{'   MISSED' * (median > bound)}",
+                flush=True,
+            )
+    if arguments.only != "time":
+        print(f"{'maps of all classes at the labels size':52s}{'held':>9s}{'needed':>9s}   bound")
+        for (name, preset), needed in NEEDED.items():
+            held = maps_of(name, preset, arguments.model)
+            missed += held > needed + 1
+            print(
+                f"{f'{name} ({preset})':52s}{held:9d}{needed:9d}   <= {needed + 1}"
+                f"{'   MISSED' * (held > needed + 1)}",
+                flush=True,
+            )
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The benchmark of segmentation's cost: it counts maps rightly, and no method holds many."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from ctta_bench.registry import METHODS, load_plugin
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_segmentation.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    load_plugin("tests.toy_maps")
+    spec = importlib.util.spec_from_file_location("bench_segmentation", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.COUNTED_SIZE = (64, 96)  # the least at which half of it can be seen
+    return module
+
+
+def test_maps_are_counted_while_they_are_held(bench: ModuleType) -> None:
+    logits = torch.rand(1, 19, 8, 8)
+
+    def work() -> float:
+        one = interpolate(logits, size=(64, 64), mode="bilinear")
+        two = one + 1
+        del one
+        stack = torch.stack([two[0], two[0]])
+        return float(stack.sum())
+
+    assert bench.most_maps(work, 4 * 19 * 64 * 64) == 3
+    assert bench.held_at_most([8, 3, 16, -8, 8, -16, -8], 8) == 3
+
+
+def test_every_method_for_segmentation_is_counted(bench: ModuleType) -> None:
+    segment = {n for n in METHODS.names() if "segmentation" in METHODS.get(n).tasks}
+    assert {name for name, _ in bench.NEEDED} == segment
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("source", "default"),
+        *((name, "paper") for name in ("tent", "vdp", "cmae", "paid", "cotta", "vida", "svdp")),
+    ],
+)
+def test_no_method_holds_more_than_one_map_beyond_what_it_needs(
+    name: str, preset: str, bench: ModuleType
+) -> None:
+    held = bench.maps_of(name, preset, "toy_segformer")
+    assert 1 <= held <= bench.NEEDED[name, preset] + 1
