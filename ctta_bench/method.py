@@ -52,7 +52,9 @@ SourceAccess = Literal["none", "unlabelled", "labelled"]
 _ACCESS = ("none", "unlabelled", "labelled")
 
 # Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
-_BASE = frozenset({"hp", "window", "precision", "adapts", "_initial", "_started"})
+_BASE = frozenset(
+    {"hp", "window", "precision", "adapts", "norm_statistics", "_initial", "_started"}
+)
 _SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
 
 
@@ -79,6 +81,11 @@ class Method:
     """What it is defined for; in segmentation logits are maps [n, classes, h, w] of any size."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
+    norm_statistics: str = ""
+    """What BatchNorms normalise by, for the record, where the layers do not tell it themselves."""
+    search_space: ClassVar[Mapping[str, tuple[float, float] | list[Any]]] = {}
+    """What `ctta-bench tune` searches, by hyper-parameter: (low, high), on a log scale where low is
+    above 0, or a list of values."""
     passes_per_image: ClassVar[tuple[float, float] | None] = None
     """Forward and backward passes an image of the stream costs, with the defaults."""
     checked_with: ClassVar[dict[str, Any]] = {}

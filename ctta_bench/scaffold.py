@@ -23,6 +23,7 @@ class {title}(Method):
     checked_against = "the paper's formulas alone"
     source_access = "none"  # or "unlabelled", "labelled": what prepare(source) may read
     passes_per_image = (1, 1)  # forward, backward
+    search_space = {{"lr": (1e-5, 1e-1)}}  # what `ctta-bench tune` searches
 
     class Hyperparameters(OptimizerHyperparameters):
         """Hyper-parameters of {title}."""

@@ -65,6 +65,7 @@ class Batch:
 
 
 Task = Literal["classification", "segmentation"]
+CLEAN = "clean"  # the domain of uncorrupted images, where there is one
 
 
 class Benchmark(ABC):
@@ -81,6 +82,7 @@ class Benchmark(ABC):
     severities: ClassVar[tuple[int, ...]] = ()  # that `domain` can read, if there are several
     version: ClassVar[int] = 1  # raised when the images change under the same name
     provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
+    published: ClassVar[bool] = True  # False: presets for it are choices of this suite
     other_labels: ClassVar[bool] = False  # than those the source model knows: not held against it
     # Another label set for its model, to fine-tune on: {"benchmark": NAME, "labels": NUMBER}, and
     # "domains" where not all are meant. A literal, so that it is known before an import.
@@ -152,6 +154,10 @@ class Benchmark(ABC):
     def extra_domains(self) -> tuple[str, ...]:
         """Domains that a user can name but that belong to no mean (hold-out sets, clean images)."""
         return ()
+
+    def hold_out_domains(self) -> tuple[str, ...]:
+        """Those of them to choose hyper-parameters on: all but the clean images."""
+        return tuple(name for name in self.extra_domains() if name != CLEAN)
 
     def strangers(self) -> list[str]:
         """Folders among the data that are no domain of it; they are never read."""

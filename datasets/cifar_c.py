@@ -20,9 +20,8 @@ from ctta_bench.datasets.python_batches import read_batches
 from ctta_bench.datasets.roots import data_root, how_to_get, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageSet
+from ctta_bench.stream import CLEAN, ArrayImages, Benchmark, CorruptionSettings, ImageSet
 
-CLEAN = "clean"
 SEVERITIES = (1, 2, 3, 4, 5)
 SIDE = 32
 

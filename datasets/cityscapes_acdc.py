@@ -26,11 +26,10 @@ from ctta_bench.datasets.street_files import Size, StreetFiles, StreetImages, li
 from ctta_bench.errors import DataError
 from ctta_bench.loading import load_ahead
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import Benchmark, ImageSet, SegmentationSettings, StreamSettings
+from ctta_bench.stream import CLEAN, Benchmark, ImageSet, SegmentationSettings, StreamSettings
 
 CONDITIONS = ("fog", "night", "rain", "snow")
 REFERENCE = "_ref"
-CLEAN = "clean"
 SCALE: Size = (540, 960)
 ACDC_SIZE, CITYSCAPES_SIZE = (1080, 1920), (1024, 2048)
 

@@ -21,11 +21,17 @@ from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
 from ctta_bench.datasets.idx import read_split
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import ArrayImages, Benchmark, CorruptionSettings, ImageOrder, ImageSet
+from ctta_bench.stream import (
+    CLEAN,
+    ArrayImages,
+    Benchmark,
+    CorruptionSettings,
+    ImageOrder,
+    ImageSet,
+)
 
 EMBEDDED = Path(__file__).parent / "embedded"
 SIDE = 32
-CLEAN = "clean"
 DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -56,6 +62,7 @@ class FashionC(Benchmark):
 
     Settings = FashionSettings
     name = "fashion_c"
+    published = False
     num_classes = 10
     default_model = "fashion_vit"
     semantic_shift: ClassVar = {"benchmark": "fashion_rotation", "labels": 4}

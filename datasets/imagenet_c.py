@@ -30,9 +30,8 @@ from ctta_bench.datasets.imagenet import class_folders
 from ctta_bench.datasets.roots import data_root, how_to_get
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import CorruptionSettings
+from ctta_bench.stream import CLEAN, CorruptionSettings
 
-CLEAN = "clean"
 VIT_B_16 = "timm:vit_base_patch16_224.augreg_in21k_ft_in1k"
 CORRUPTIONS_3D = (
     "near_focus", "far_focus", "bit_error", "color_quant", "flash", "fog_3d", "h265_abr",

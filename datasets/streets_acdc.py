@@ -6,6 +6,7 @@ before. Classes are Cityscapes' 19, of which trains and motorcycles never occur.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,11 @@ from ctta_bench.datasets.streets_scene import Scene, make_scene
 from ctta_bench.datasets.streets_weather import HELD_OUT, WEATHER
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import Benchmark, ImageSet, SegmentationSettings
+from ctta_bench.stream import CLEAN, Benchmark, ImageSet, SegmentationSettings
 
-CLEAN = "clean"
 # First number of a scene's seed: no two sets share a scene.
 SETS = {"train": 1, CLEAN: 2, "fog": 3, "night": 4, "rain": 5, "snow": 6, "dusk": 7, "dust": 8}
+SCALE = (128, 256)  # height and width of images; label maps have twice as much
 IMAGES = 400  # a domain, as ACDC's training split has
 CLEAN_IMAGES, SOURCE_IMAGES, TRAINING_IMAGES = 200, 500, 3000
 
@@ -113,12 +114,17 @@ class StreetsACDC(Benchmark):
 
     Settings = StreetsSettings
     name = "streets_acdc"
+    published = False
     task = "segmentation"
     num_classes = len(CLASSES)
     class_names = CLASSES
     default_model = "streets_segformer"
     decodes = True
     provenance = f"procedural scenes and weather (version {Benchmark.version}), no photographs"
+
+    def facts(self) -> dict[str, Any]:
+        """Beside what every segmentation benchmark tells, the images' one size."""
+        return super().facts() | {"scale": list(SCALE)}
 
     def domain_names(self) -> tuple[str, ...]:
         """ACDC's conditions in its order."""

@@ -55,6 +55,7 @@ class ContinualMAE(StudentMethod):
     stream_only = frozenset({"restore_probability", "min_gradient_norm", "faithful"})
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (12, 1)  # ten views, masked, clean
+    search_space = {"lr": (1e-7, 1e-3)}
     on_segmentation = {
         "passes_per_image": (2, 1),
         "checked_with": {"lr": 1e-4},

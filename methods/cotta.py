@@ -41,6 +41,7 @@ class CoTTA(StudentMethod):
     checked_against = "official code"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (3, 1)  # and `views` - 1 more where the anchor is unsure
+    search_space = {"lr": (1e-5, 1e-2), "confidence_threshold": [0.1, 0.5, 0.72, 0.92]}
     checked_with = {"loss": "symmetric", "confidence_threshold": 0.0}  # no view, yet a gradient
     on_segmentation = {
         "passes_per_image": (5, 1),  # three views, the anchor, the student; up to 14 views

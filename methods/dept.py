@@ -85,6 +85,7 @@ class DePT(Method):
     )
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (4, 1)  # scored, teacher's weak and strong, student's; 3 without heads
+    search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {
         "dino": True,
         "bank_start": 10,

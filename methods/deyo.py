@@ -34,6 +34,7 @@ class DeYO(Method):
     paper = "https://arxiv.org/abs/2403.07366"
     checked_against = "official code"
     passes_per_image = (2, 1)  # with all images reliable
+    search_space = {"lr": (1e-5, 1e-1), "min_drop": [0.2, 0.3, 0.5]}
     checked_with = {"max_entropy": 10.0, "min_drop": -1.0}  # every image is used
 
     class Hyperparameters(OptimizerHyperparameters):

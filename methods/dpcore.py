@@ -8,10 +8,9 @@ prompts are made from the same random ones in 50 steps on the batch, which is sc
 they join the set. Rates are those of single steps: every batch has an optimiser of its own.
 
 Differs from the official code, unless `faithful: true`: source images are filtered by the entropy
-of the source model (theirs by that under random prompts); a batch of less than half the largest so
-far makes no core, which would stay for good. Always: a single image has no deviation, so that its
-mean decides (theirs turns to NaN); the pass under the mixture is made once, not twice. The official
-code compares a stream without normalisation with normalised source images: `stats_preproc`.
+of the source model (theirs under random prompts); a batch under half the largest so far makes no
+core. Always: a single image has no deviation, so that its mean decides (theirs: NaN); the mixture's
+pass is made once, not twice. Its streams lack its source's normalisation: `stats_preproc`.
 """
 
 import contextlib
@@ -43,6 +42,7 @@ class DPCore(Method):
     source_access = "unlabelled"
     batch_dependent = True
     passes_per_image = (2, 1)  # of a batch like those before; 52 and 50 of another
+    search_space = {"lr": (1e-3, 1.0), "steps": [10, 25, 50]}
     checked_with = {"similarity": 1e9, "steps": 1}  # one core, many batches
     exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
 

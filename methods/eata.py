@@ -30,6 +30,7 @@ class ETA(Method):
     paper = "https://arxiv.org/abs/2204.02610"
     checked_against = "official code"
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1), "max_similarity": [0.05, 0.1, 0.4]}
     checked_with = {"margin": 1.0, "max_similarity": 2.0}  # every image is selected
 
     class Hyperparameters(OptimizerHyperparameters):

@@ -91,6 +91,7 @@ class EcoTTA(Method):
     stream_only = frozenset({"regularizer", "margin", "steps"})
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"margin": 1.1}  # every image is below it
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):

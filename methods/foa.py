@@ -31,6 +31,7 @@ class FOAShift(ShiftMethod):
     paper = PAPER
     checked_against = "official code"
     passes_per_image = (1, 0)
+    search_space = {"history": [0.8, 0.9, 0.95, 0.99], "shift_weight": (0.0, 1.0)}
 
     class Hyperparameters(ShiftHyperparameters):
         """Hyper-parameters of the shift."""
@@ -43,6 +44,7 @@ class FOABP(ShiftMethod):
     paper = PAPER
     checked_against = "official code"
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1), "distance_weight": (1.0, 100.0)}
     all_blocks = True
     exempt = {"learning_rate_zero_is_source": "features are shifted without any learning"}
 
@@ -77,6 +79,7 @@ class FOA(ShiftMethod):
     paper = PAPER
     checked_against = "official code"
     passes_per_image = (28, 0)
+    search_space = {"step_size": (0.01, 1.0), "distance_weight": (0.01, 10.0)}
     all_blocks = True
     batch_dependent = True
     exempt = {"scored_logits": "the candidate that is best on the batch itself is scored"}

@@ -27,6 +27,7 @@ class LAME(Method):
     paper = "https://arxiv.org/abs/2201.05718"
     checked_against = "second implementation"
     passes_per_image = (1, 0)
+    search_space = {"affinity": ["knn", "rbf", "linear"], "neighbours": [1, 3, 5]}
     batch_dependent = True
 
     class Hyperparameters(MethodHyperparameters):

@@ -31,6 +31,7 @@ class Norm(Method):
     paper = "https://arxiv.org/abs/2006.16971"
     checked_against = "official code"
     passes_per_image = (1, 0)
+    search_space = {"statistics": ["batch", "alpha", "prior", "ema"]}
 
     class Hyperparameters(MethodHyperparameters):
         """Hyper-parameters of Norm."""
@@ -55,6 +56,8 @@ class Norm(Method):
             )
         # A moving average is no matter of one batch: in between, images are scored one by one.
         self.batch_dependent = bool(norms) and hp.statistics != "ema"
+        kinds = {"batch": "batch", "alpha": "mixed", "prior": "mixed", "ema": "moving"}
+        self.norm_statistics = kinds[hp.statistics] if norms else ""
         self.source = {
             name: (norm.running_mean.clone(), norm.running_var.clone())
             for name, norm in norms.items()

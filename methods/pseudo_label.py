@@ -23,6 +23,7 @@ class PseudoLabel(Method):
     checked_against = "the formula alone"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1)}
 
     class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of Pseudo-label."""

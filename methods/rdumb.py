@@ -24,6 +24,7 @@ class RDumb(Method):
     paper = "https://arxiv.org/abs/2306.05401"
     checked_against = "second implementation"
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1), "max_similarity": [0.05, 0.1, 0.4]}
     checked_with = {"margin": 1.0, "max_similarity": 2.0, "reset_every": 3}  # all are selected
 
     class Hyperparameters(OptimizerHyperparameters):

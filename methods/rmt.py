@@ -43,6 +43,7 @@ class RMT(ContrastMethod):
         {"temperature", "source_samples", "target_weight", "contrast_weight", "source_weight"}
     )
     passes_per_image = (4, 3)
+    search_space = {"lr": (1e-5, 1e-1), "teacher_momentum": [0.9, 0.99, 0.999]}
     exempt = {"learning_rate_zero_is_source": "scores are sums of two networks' logits"}
 
     class Hyperparameters(ContrastHyperparameters, WarmupHyperparameters):

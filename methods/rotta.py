@@ -40,6 +40,7 @@ class RoTTA(Method):
     paper = "https://arxiv.org/abs/2303.13899"
     checked_against = "official code"
     passes_per_image = (3, 1)  # with a full memory
+    search_space = {"lr": (1e-5, 1e-1), "teacher_rate": [0.001, 0.01, 0.05]}
     checked_with = {"memory_size": 1, "update_every": 1}  # full from the first image on
 
     class Hyperparameters(OptimizerHyperparameters):
@@ -56,7 +57,8 @@ class RoTTA(Method):
     def setup(self) -> None:
         """Adapt the affine parameters of every norm layer; copy the teacher; empty memory."""
         self.adapt_only(self.model.norm_parameters())
-        make_robust(self.model.network, self.hp.statistics_rate)
+        if make_robust(self.model.network, self.hp.statistics_rate):
+            self.norm_statistics = "moving"
         self.optimizer = self.build_optimizer()
         self.teacher = self.frozen_copy()
         self.augment = random_view

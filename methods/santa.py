@@ -27,6 +27,7 @@ class SANTA(ContrastMethod):
     checked_against = "second implementation"
     source_access = "labelled"
     passes_per_image = (3, 2)
+    search_space = {"lr": (1e-5, 1e-1), "contrast_weight": [0.0, 0.1, 1.0]}
 
     class Hyperparameters(ContrastHyperparameters):
         """Hyper-parameters of SANTA."""

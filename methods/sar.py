@@ -29,6 +29,7 @@ class SAR(Method):
     checked_against = "official code"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (2, 2)
+    search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"margin": 10.0}  # every image is reliable
 
     class Hyperparameters(OptimizerHyperparameters):

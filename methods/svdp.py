@@ -55,6 +55,7 @@ class SVDP(Method):
     tasks = frozenset({"segmentation"})
     # Uncertainty, four views of the teacher (14 by default), anchor, student.
     passes_per_image = (7, 1)
+    search_space = {"lr": (1e-6, 1e-3)}
     checked_with = {
         "image_size": (32, 32),
         "scales": (1.0, 1.5),

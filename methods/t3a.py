@@ -29,6 +29,7 @@ class T3A(Method):
     paper = "https://openreview.net/forum?id=e_yvNqkJKAW"
     checked_against = "official code"
     passes_per_image = (1, 0)
+    search_space = {"supports": [1, 5, 20, 50, 100]}
     exempt = {"scored_logits": "a batch is among the supports by which it is scored"}
 
     class Hyperparameters(MethodHyperparameters):

@@ -29,6 +29,7 @@ class Tent(Method):
     checked_against = "official code"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1)}
 
     class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of TENT."""

@@ -46,6 +46,7 @@ class VDP(Method):
     checked_against = "the paper's formulas alone"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (2, 1)
+    search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"patch_size": 4}  # the images of the checks are small
 
     class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):

@@ -123,6 +123,7 @@ class ViDA(StudentMethod):
     )
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (12, 1)  # ten views, teacher, student
+    search_space = {"lr_adapters": (1e-7, 1e-2)}
     checked_with = {"lr": 1e-3, "lr_adapters": 1e-3}  # steps that float32 shows
     exempt = {"learning_rate_zero_is_source": "the adapters have a rate of their own"}
     on_segmentation = {

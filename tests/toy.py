@@ -69,7 +69,7 @@ class ToySettings(StreamSettings):
 
 @BENCHMARKS.register_module("toy")
 class Toy(Benchmark):
-    """Three domains of 40 random pictures: clean, dark, noise."""
+    """Three domains of 40 random pictures: clean, dark, noise; and grey, which is held out."""
 
     Settings = ToySettings
     name = "toy"
@@ -79,12 +79,16 @@ class Toy(Benchmark):
     def domain_names(self) -> tuple[str, ...]:
         return ("clean", "dark", "noise")
 
+    def extra_domains(self) -> tuple[str, ...]:
+        return ("grey",)
+
     def domain(self, name: str) -> ImageSet:
         images, labels = labelled(1, self.settings.labeller)
         noise = np.random.RandomState(3).randint(-60, 60, images.shape)
         changed = {
             "clean": images,
             "dark": (images * 0.4).astype(np.uint8),
+            "grey": (images * 0.2 + 100).astype(np.uint8),
             "noise": np.clip(images + noise, 0, 255).astype(np.uint8),
         }
         return ArrayImages(changed[name], labels)

@@ -1,0 +1,190 @@
+"""Hyper-parameters by search on hold-out domains."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ctta_bench import registry
+from ctta_bench.cli.shared import (
+    DataRoot,
+    Device,
+    Format,
+    Plugin,
+    Quiet,
+    Set,
+    Workers,
+    check_format,
+    error_printer,
+    kind,
+    load_plugins,
+    print_json,
+    printer,
+)
+from ctta_bench.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from ctta_bench.launch.steps import Outcome
+    from ctta_bench.tuning.choice import Tuned
+    from ctta_bench.tuning.plan import Plan
+    from ctta_bench.tuning.trials import Trial
+
+
+@kind
+def tune(
+    methods: Annotated[list[str], typer.Argument(help="Methods, each with the same budget.")],
+    benchmark: Annotated[str, typer.Option(help="Its hold-out domains decide.")],
+    budget: Annotated[
+        int, typer.Option(help="Trials of each method; the first has the published values.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    search: Annotated[str, typer.Option(help="random or grid.")] = "random",
+    seeds: Annotated[str, typer.Option(help="Of each trial's cells, e.g. 0,1.")] = "0",
+    model: Annotated[str | None, typer.Option(help="A model; the benchmark's own.")] = None,
+    preset: Annotated[str, typer.Option(help="Trial 0, and what is not searched.")] = "default",
+    set: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/tune_BENCHMARK.")] = None,
+    data_root: DataRoot = None,
+    workers: Workers = None,
+    device: Device = None,
+    plugin: Plugin = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the trials as an experiment, and stop.")
+    ] = False,
+    quiet: Quiet = False,
+    format: Format = "text",
+) -> None:
+    """Choose hyper-parameters on hold-out domains: as many trials for every method, then a preset.
+
+    Example: `ctta-bench tune tent roid --benchmark fashion_c --budget 8 --set examples=100`
+    """
+    as_json = check_format(format)
+    from ctta_bench.cli.launching import seeds_of
+    from ctta_bench.experiment import expand
+    from ctta_bench.launch.checks import missing_data
+    from ctta_bench.record import check_writable, write_yaml
+    from ctta_bench.tuning.choice import write
+    from ctta_bench.tuning.plan import Plan, hold_out
+    from ctta_bench.tuning.trials import experiment, trials
+    from ctta_bench.validation import parse_assignments, validate
+
+    load_plugins(plugin)
+    plan = validate(
+        Plan,
+        {
+            "benchmark": registry.BENCHMARKS.find(benchmark).name,
+            "model": model,
+            "preset": preset,
+            "search": search,
+            "budget": budget,
+            "seed": seed,
+            "seeds": seeds_of(seeds),
+            "plugins": tuple(plugin or ()),
+            "set": parse_assignments(set or ()),
+        },
+        "tune",
+    )
+    names = list(dict.fromkeys(registry.METHODS.find(name).name for name in methods))
+    domains = hold_out(plan, data_root)
+    planned = {name: trials(name, plan) for name in names}
+    described = experiment(planned, plan, domains)
+    cells = expand(described, data_root=data_root, workers=workers)
+    if missing := missing_data(cells):
+        raise ConfigError(f"tune {plan.benchmark}: " + "\n  ".join(missing))
+    directory = out or Path("runs") / plan.name
+    check_writable(directory)
+    file = directory / "trials.yaml"
+    write_yaml(file, described.model_dump(mode="json", exclude_defaults=True))
+    if dry_run:
+        typer.echo(
+            f"{sum(map(len, planned.values()))} trials in {file}; `ctta-bench grid {file} --out "
+            f"{directory}` runs them anywhere, and this command without --dry-run then chooses"
+        )
+        return
+    elsewhere = _run(cells, directory, device, quiet or as_json).elsewhere
+    if elsewhere:
+        raise RunError(
+            f"another process has {len(elsewhere)} trials ({elsewhere[0]}, ...): when they are "
+            "done, the same command chooses."
+        )
+    folders = [directory / cell.id for cell in cells]
+    found, problems = _choose(planned, folders, plan, domains)
+    presets = directory / "tuned.yaml"
+    write(presets, found, plan)
+    _tell(found, presets, as_json)
+    for problem in problems:
+        error_printer().print(f"error: {problem}", markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _choose(
+    planned: "Mapping[str, Sequence[Trial]]",
+    folders: list[Path],
+    plan: "Plan",
+    domains: Sequence[str],
+) -> "tuple[list[Tuned], list[str]]":
+    """What won of each method, and why of some nothing did.
+
+    `folders` go trial by trial, and in each seed by seed.
+    """
+    from ctta_bench.tuning.choice import outcome
+
+    found, problems = [], []
+    each = iter(folders)
+    for of_method in planned.values():
+        own = [[next(each) for _ in plan.seeds] for _ in of_method]
+        try:
+            found.append(outcome(of_method, own, plan, domains))
+        except RunError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _run(cells: Any, directory: Path, device: str | None, quiet: bool) -> "Outcome":
+    from rich.console import Console
+
+    from ctta_bench.cli.running import cell_loggers
+    from ctta_bench.console import count_lines
+    from ctta_bench.environment import default_device
+    from ctta_bench.launch.running import run_grid
+    from ctta_bench.launch.steps import schedule
+
+    total = len(schedule(cells))
+    tell = count_lines(Console(stderr=True, quiet=quiet), total)
+    noted: list[str] = []
+    return run_grid(
+        cells,
+        directory,
+        device=device or default_device(),
+        make_loggers=lambda step: cell_loggers(None, quiet, step.id, "", noted),
+        on_step=lambda number, step, state: tell(number, step.id, state),
+    )
+
+
+def _tell(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
+    if as_json:
+        rows = [{"method": t.method, "values": t.values, **t.record} for t in found]
+        print_json({"file": presets, "methods": rows})
+        return
+    from ctta_bench.console import plain_table
+
+    rows_of = [
+        [
+            tuned.method,
+            str(len(tuned.scores)),
+            _score(tuned.scores[0]),
+            _score(tuned.scores[tuned.best]),
+            "published" if tuned.best == 0 else f"trial {tuned.best}",
+            ", ".join(f"{key}={tuned.values[key]}" for key in tuned.searched),
+        ]
+        for tuned in found
+    ]
+    columns = ["method", "trials", "published", "best", "which", "values"]
+    printer().print(plain_table(columns, rows_of))
+    typer.echo(f"written: {presets}; take it with --preset {presets}")
+
+
+def _score(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.2f}"

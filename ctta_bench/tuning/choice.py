@@ -1,0 +1,94 @@
+"""What won a search, and the file of presets that it becomes."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctta_bench.errors import RunError
+from ctta_bench.presets import read_tuned
+from ctta_bench.record import RunFolder, atomic
+from ctta_bench.tuning.plan import Plan, Values
+from ctta_bench.tuning.trials import Trial, published
+
+HEAD = "# Written by `ctta-bench tune`, whose calls are under `command`.\n"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of a method's search.
+
+    values: the preset that won. scores: mean error or mIoU in % by trial, None for one that failed.
+    """
+
+    method: str
+    values: Values
+    published: Values
+    searched: tuple[str, ...]
+    best: int
+    scores: list[float | None]
+    record: Values
+
+
+def outcome(
+    of_method: Sequence[Trial],
+    folders: Sequence[Sequence[Path]],
+    plan: Plan,
+    domains: Sequence[str],
+) -> Tuned:
+    """What won, of trials with the folders of their cells. Raises RunError if all failed."""
+    method = of_method[0].method
+    results = [[RunFolder(folder) for folder in of_trial] for of_trial in folders]
+    scores, metric = [], "error"
+    for of_trial in results:
+        done = [folder.result() for folder in of_trial if folder.is_done]
+        metric = done[0]["metric"] if done else metric
+        means = [result["mean"] for result in done]
+        whole = len(done) == len(of_trial) and all(map(_is_number, means))
+        scores.append(round(statistics.fmean(means), 4) if whole else None)
+    sign = -1 if metric == "miou" else 1
+    ranked = [(sign * score, n) for n, score in enumerate(scores) if score is not None]
+    if not ranked:
+        raise RunError(f"{method}: every trial failed; `ctta-bench status` of the folder says why.")
+    best = min(ranked)[1]
+    first = published(method, plan)
+    return Tuned(
+        method,
+        first | of_method[best].values,
+        first,
+        tuple(of_method[0].values),
+        best,
+        scores,
+        {
+            "command": plan.command(method),
+            "domains": list(domains),
+            metric: scores[best],
+            f"published_{metric}": scores[0],
+            "trials": [
+                trial.values | {metric: score}
+                for trial, score in zip(of_method, scores, strict=True)
+            ],
+        },
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def write(file: Path, found: Sequence[Tuned], plan: Plan) -> None:
+    """Add what was found to a file of presets, over what it had for these methods."""
+    held = read_tuned(file) if file.is_file() else {}
+    for tuned in found:
+        of_method = held.get(tuned.method, {})
+        entry = {"values": tuned.values, "published": tuned.published, "record": tuned.record}
+        held[tuned.method] = of_method | {plan.key: entry}
+    plain = json.loads(json.dumps(dict(sorted(held.items()))))  # lists for tuples
+    text = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
+    with atomic(file) as temporary:
+        temporary.write_text(HEAD + text, encoding="utf-8")

@@ -1,0 +1,80 @@
+"""What a search is: benchmark, budget, seed, and the hold-out domains that it runs on."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.validation import validate
+
+Values = dict[str, Any]
+
+
+class Plan(BaseModel):
+    """What a search is, but for its methods: the same plan gives the same trials anywhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    benchmark: str
+    model: str | None = None
+    preset: str = Field("default", description="trial 0, and what is not searched")
+    search: Literal["random", "grid"] = "random"
+    budget: int = Field(10, ge=1, description="trials of each method, trial 0 among them")
+    seed: int = Field(0, ge=0, lt=2**31, description="of the draws")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="of each trial's cells")
+    plugins: tuple[str, ...] = Field((), description="files and modules that register methods")
+    set: Values = Field({}, description="settings of the stream, and what is not to be searched")
+
+    @property
+    def name(self) -> str:
+        """Of the experiment, and of its folder."""
+        return f"tune_{self.benchmark}" + (f"_{self.model}" if self.model else "")
+
+    @property
+    def key(self) -> str:
+        """Under which a preset file holds values for this benchmark and model."""
+        own = self.model in (None, BENCHMARKS.get(self.benchmark).default_model)
+        return self.benchmark if own else f"{self.benchmark}@{self.model}"
+
+    def command(self, method: str) -> str:
+        """The call that makes this search for one method."""
+        set = [f"--set {key}={_plain(value)}" for key, value in self.set.items()]
+        words = [f"ctta-bench tune {method} --benchmark {self.benchmark}"]
+        words += [f"--plugin {plugin}" for plugin in self.plugins]
+        words += [f"--model {self.model}"] if self.model else []
+        words += [f"--preset {self.preset}"] if self.preset != "default" else []
+        words += [f"--search {self.search}"] if self.search != "random" else []
+        words += [f"--budget {self.budget} --seed {self.seed}"]
+        words += [f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds != (0,) else []
+        return " ".join([*words, *set])
+
+
+def _plain(value: Any) -> str:
+    text = str(value).replace("'", "")
+    return text.replace(", ", ",") if isinstance(value, list) else text
+
+
+def hold_out(plan: Plan, data_root: Path | None = None) -> tuple[str, ...]:
+    """The domains that trials run on: those that the plan names, or all that are held out.
+
+    Raises ConfigError for a test domain, and for a benchmark that holds none out.
+    """
+    entry = BENCHMARKS.get(plan.benchmark)
+    settings = {k.removeprefix("benchmark."): v for k, v in plan.set.items()}
+    own = {k: v for k, v in settings.items() if k in entry.Settings.model_fields}
+    built = entry(validate(entry.Settings, own, f"benchmark {plan.benchmark}"), data_root)
+    held, named = built.hold_out_domains(), tuple(built.settings.domains)
+    if not held:
+        raise ConfigError(
+            f"benchmark {plan.benchmark!r} holds no domain out: hyper-parameters cannot be chosen "
+            "on it."
+        )
+    for name in named:
+        if name in built.domain_names():
+            raise ConfigError(
+                f"{name!r} is a test domain of {plan.benchmark}: hyper-parameters are chosen on "
+                f"hold-out domains alone ({', '.join(held)})."
+            )
+    return named or held

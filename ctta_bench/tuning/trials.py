@@ -1,0 +1,137 @@
+"""The trials of a search, from the ranges that methods declare: published values, then others."""
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.experiment import Experiment, MethodEntry
+from ctta_bench.presets import preset_values, presets_of
+from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.tuning.plan import Plan, Values
+
+DIGITS = 2  # of a drawn value that count
+DRAWS = 1000  # for one trial, until it is a new one
+
+Space = Mapping[str, Sequence[Any]]
+
+
+class Trial(NamedTuple):
+    """One point of a search: its method, its number, and the hyper-parameters that are searched."""
+
+    method: str
+    number: int
+    values: Values
+
+
+def space_of(method: str, fixed: Mapping[str, Any] = {}) -> dict[str, Sequence[Any]]:
+    """What a method declares to be searched, without what is fixed.
+
+    A tuple (low, high) is a range, a list its values. Raises ConfigError where nothing is left.
+    """
+    names = {key.removeprefix("method.") for key in fixed}
+    space = {k: v for k, v in METHODS.get(method).search_space.items() if k not in names}
+    if not space:
+        raise ConfigError(
+            f"method {method!r} declares nothing to search{' beside --set' if names else ''}: "
+            "leave it out, or give its class `search_space = {...}` (docs/adding-a-method.md)."
+        )
+    return space
+
+
+def published(method: str, plan: Plan) -> Values:
+    """The preset of trial 0: all its values, for the benchmark of the plan.
+
+    Nothing was published for the suite's own benchmarks; there what is searched has the values
+    that hold for any benchmark, not those that an earlier search has found.
+    """
+    benchmark = BENCHMARKS.get(plan.benchmark)
+    model = plan.model or benchmark.default_model
+    values = preset_values(method, plan.preset, plan.benchmark, model)
+    fields = METHODS.get(method).Hyperparameters.model_fields
+    common = values
+    if not benchmark.published:
+        common = (presets_of(method).get(plan.preset) or {}).get("any") or {}
+    return values | {
+        key: common.get(key, fields[key].default) for key in space_of(method, plan.set)
+    }
+
+
+def trials(method: str, plan: Plan) -> list[Trial]:
+    """The trials of a method: the published values, then as many others as the budget allows.
+
+    Fewer where the space of the method holds fewer points.
+    """
+    space = space_of(method, plan.set)
+    first = published(method, plan)
+    found = [{key: first[key] for key in space}]
+    if plan.search == "grid":
+        found += _on_grid(space, plan.budget - 1, without=found[0])
+    else:
+        for number in range(1, plan.budget):
+            # A stream for each trial: a larger budget keeps the trials of a smaller one.
+            source = random.Random(f"{plan.seed}:{method}:{number}")
+            draws = (_drawn(space, source) for _ in range(DRAWS))
+            found += list(itertools.islice((new for new in draws if new not in found), 1))
+    return [Trial(method, number, values) for number, values in enumerate(found)]
+
+
+def _drawn(space: Space, source: random.Random) -> Values:
+    return {key: _at(options, source.random()) for key, options in space.items()}
+
+
+def _at(options: Sequence[Any], share: float) -> Any:
+    """The value at a share in [0, 1] of a range or a list; of a range above 0 on a log scale."""
+    if isinstance(options, list):
+        return options[min(int(share * len(options)), len(options) - 1)]
+    low, high = options
+    if low > 0:
+        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    else:
+        value = low + share * (high - low)
+    return round(value) if isinstance(low, int) and isinstance(high, int) else _rounded(value)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _on_grid(space: Space, count: int, without: Values) -> list[Values]:
+    """`count` points, evenly taken from the coarsest full grid that has as many; else all."""
+    points: list[Values] = []
+    for levels in range(1, count + 2):
+        axes = [_levels(options, levels) for options in space.values()]
+        grid = [dict(zip(space, point, strict=True)) for point in itertools.product(*axes)]
+        points = [point for point in grid if point != without]
+        if len(points) >= count:
+            step = (len(points) - 1) / max(count - 1, 1)
+            return [points[round(number * step)] for number in range(count)]
+    return points
+
+
+def _levels(options: Sequence[Any], count: int) -> list[Any]:
+    if isinstance(options, list):
+        return options
+    shares = [0.5] if count == 1 else [number / (count - 1) for number in range(count)]
+    return list(dict.fromkeys(_at(options, share) for share in shares))
+
+
+def experiment(
+    planned: Mapping[str, Sequence[Trial]], plan: Plan, domains: Sequence[str]
+) -> Experiment:
+    """The trials as an experiment: the cells of each trial follow one another, seed by seed."""
+    return Experiment(
+        name=plan.name,
+        title=f"Choice of hyper-parameters on {plan.benchmark}",
+        benchmarks=(plan.benchmark,),
+        models=(plan.model,),
+        seeds=plan.seeds,
+        set=plan.set | {"benchmark.domains": list(domains)},
+        methods=tuple(
+            MethodEntry(name=trial.method, preset=plan.preset, set=trial.values)
+            for of_method in planned.values()
+            for trial in of_method
+        ),
+    )

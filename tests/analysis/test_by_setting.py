@@ -1,0 +1,66 @@
+"""Methods by settings of the stream: a column each, rows by their mean rank."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from ctta_bench.analysis.by_setting import setting_tables
+from ctta_bench.analysis.collect import load
+
+
+@pytest.fixture
+def under(cell):
+    """Write a cell under a setting."""
+
+    def write(method, error, setting="continual", **settings):
+        folder = cell(method, {"fog": error, "snow": error}, **settings)
+        record = yaml.safe_load((folder / "cell.yaml").read_text())
+        record["benchmark"]["setting"] = setting
+        named = folder.with_name(f"{folder.name}-{setting}")
+        record["id"] = named.name
+        (folder / "cell.yaml").write_text(yaml.safe_dump(record))
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"cell": named.name}))
+        folder.rename(named)
+
+    return write
+
+
+def test_each_setting_is_a_column_and_rows_go_by_their_mean_rank(under, runs_dir):
+    for setting, errors in (("continual", (0.3, 0.2)), ("mixed", (0.4, 0.1))):
+        under("source", errors[0], setting)
+        under("tent", errors[1], setting)
+    (table,) = setting_tables(load(runs_dir))
+    assert table.header == ("method", "continual", "mixed")
+    assert list(table.frame.index) == ["tent", "source"]
+    assert table.frame.to_numpy() == pytest.approx(np.array([[20, 10], [30, 40]]))
+    assert [entry.best for entry in table.lines[0][1]] == [True, True]
+    assert table.footnotes == ()
+
+
+def test_batch_sizes_tell_columns_of_one_setting_apart(under, runs_dir):
+    under("tent", 0.2)
+    under("tent", 0.3, batch_size=1)
+    under("tent", 0.4, "mixed")
+    (table,) = setting_tables(load(runs_dir))
+    assert set(table.header[1:]) == {
+        "continual, batch 20", "continual, batch 1", "mixed, batch 20",
+    }  # fmt: skip
+
+
+def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):
+    under("tent", 0.2)
+    under("tent", 0.3, "mixed")
+    under("paid", 0.1)
+    (table,) = setting_tables(load(runs_dir))
+    assert list(table.frame.index) == ["paid", "tent"]
+    assert table.lines[0][1][1].text == "–"
+    assert table.footnotes == ("paid: no complete result under mixed.",)
+
+
+def test_one_setting_makes_no_table(under, runs_dir):
+    under("tent", 0.2)
+    under("tent", 0.3, batch_size=1)
+    assert setting_tables(load(runs_dir)) == []
