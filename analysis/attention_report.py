@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from ctta_bench.analysis.plots import STYLE, put_title, save_figure
+from ctta_bench.analysis.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 
 FEW_PATCHES = 100  # below, a map shows a region at best, and no shape
 COLOUR_MAP = "cividis"  # even in lightness, so that it survives grey and colour blindness
@@ -71,7 +69,7 @@ class AttentionGrid:
         )
 
 
-def attention_figure(grid: AttentionGrid, stem: Path) -> list[Path]:
+def attention_figure(grid: AttentionGrid, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Draw the grid; writes stem.png, stem.pdf, stem.csv and stem.npz and returns their paths.
 
     stem.csv has a line a picture and model (`summary`), stem.npz the
@@ -79,17 +77,18 @@ def attention_figure(grid: AttentionGrid, stem: Path) -> list[Path]:
     """
     columns = ["image", "under corruption", *grid.labels]
     size = 1.45
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(size * len(columns) + 0.9, (size + 0.42) * len(grid.pictures) + 1.25),
-            layout="constrained",
+    with canvas.wide.drawing():
+        width, height = size * len(columns) + 0.9, (size + 0.42) * len(grid.pictures)
+        figure = canvas.wide.figure(
+            (width, height + 1.25),
+            height * COLUMN_WIDTHS[2] / width + 0.22 * len(grid.pictures) + 1.0,
         )
         cells = figure.subplots(len(grid.pictures), len(columns), squeeze=False)
         for axes, title in zip(cells[0], columns, strict=True):
-            axes.set_title(textwrap.fill(title, 18), fontsize=8)
+            axes.set_title(textwrap.fill(title, canvas.pick(18, 12)), fontsize="small")
         for line, picture in zip(cells, grid.pictures, strict=True):
-            _draw_row(line, picture)
-        put_title(figure, grid.title)
+            _draw_row(line, picture, canvas.pick(", ", "\n"))
+        canvas.title(figure, grid.title)
         caption = (
             f"Attention rollout ({grid.how}) of what the head reads; bright is much. One scale a "
             "row, so a spread-out map is dim everywhere. Below a map: right or wrong class, spread "
@@ -100,7 +99,7 @@ def attention_figure(grid: AttentionGrid, stem: Path) -> list[Path]:
             textwrap.fill(caption, int(16.5 * figure.get_figwidth())),
             x=0.01,
             ha="left",
-            fontsize=8,
+            fontsize="small",
             color="#333333",
         )
         paths = save_figure(figure, summary(grid), stem)
@@ -131,7 +130,7 @@ def moved(picture: Picture, number: int) -> float:
     return float(np.abs(picture.maps[number] - picture.maps[0]).sum() / 2)
 
 
-def _draw_row(line: Sequence[Axes], picture: Picture) -> None:
+def _draw_row(line: Sequence[Axes], picture: Picture, between: str) -> None:
     for axes in line:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -140,15 +139,16 @@ def _draw_row(line: Sequence[Axes], picture: Picture) -> None:
     if picture.clean is not None:
         line[0].imshow(picture.clean, vmin=0, vmax=1)
     else:
-        line[0].text(0.5, 0.5, "not at hand", ha="center", transform=line[0].transAxes, fontsize=8)
-    line[0].set_ylabel(f"{picture.domain}\nimage {picture.index}", fontsize=8)
-    line[0].set_xlabel(f"class {picture.label}", fontsize=8)
+        inside: Any = {"ha": "center", "transform": line[0].transAxes, "fontsize": "small"}
+        line[0].text(0.5, 0.5, "not at hand", **inside)
+    line[0].set_ylabel(f"{picture.domain}\nimage {picture.index}", fontsize="small")
+    line[0].set_xlabel(f"class {picture.label}", fontsize="small")
     line[1].imshow(picture.corrupted, vmin=0, vmax=1)
     for number, axes in enumerate(line[2:]):
-        _draw_map(axes, picture, number)
+        _draw_map(axes, picture, number, between)
 
 
-def _draw_map(axes: Axes, picture: Picture, number: int) -> None:
+def _draw_map(axes: Axes, picture: Picture, number: int, between: str) -> None:
     height, width = picture.corrupted.shape[:2]
     shown: Any = picture.maps[number] / picture.maps.max()
     grey = picture.corrupted.mean(-1)
@@ -165,8 +165,9 @@ def _draw_map(axes: Axes, picture: Picture, number: int) -> None:
     predicted = int(picture.predictions[number])
     verdict = "right" if predicted == picture.label else f"wrong: {predicted}"
     axes.set_xlabel(
-        f"{verdict}\nspread {picture.spreads[number]:.2f}, moved {moved(picture, number):.2f}",
-        fontsize=7.5,
+        f"{verdict}\nspread {picture.spreads[number]:.2f}{between}"
+        f"moved {moved(picture, number):.2f}",
+        fontsize="small",
     )
 
 

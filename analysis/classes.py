@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.measure import CLASS_PREFIX
-from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.rows import SOURCE, Row, domain_names, rows
 from ctta_bench.analysis.table import MISSING, Entry, Table, ranked, safe_name
 
@@ -96,7 +95,7 @@ def _domain_note(domain: str, is_in: npt.NDArray[np.bool_], classes: Sequence[st
     return f"{domain} {_range(is_in.sum(axis=1))}" + (f" ({'; '.join(why)})" if why else "")
 
 
-def class_figure(runs: Runs, stem: Path) -> list[Path]:
+def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Bars of the IoU of each class, over all domains: source beside the best methods.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing without such scores.
@@ -106,8 +105,8 @@ def class_figure(runs: Runs, stem: Path) -> list[Path]:
     if not classes or not found:
         return []
     values = {row.label: _mean(_cube(runs, row, classes), 3) for row in found}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
+    with canvas.wide.drawing():
+        figure = canvas.wide.figure((11, 3.6), 2.4)
         axes = figure.subplots()
         width = 0.84 / len(found)
         for number, row in enumerate(found):
@@ -130,9 +129,13 @@ def class_figure(runs: Runs, stem: Path) -> list[Path]:
         axes.set_xlim(-0.6, len(classes) - 0.4)
         axes.set_ylabel("IoU in % (higher is better)")
         axes.legend(
-            frameon=False, ncols=len(found), loc="lower left", bbox_to_anchor=(0, 1), fontsize=8
+            frameon=False,
+            ncols=len(found),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            fontsize="small",
         )
-        put_title(figure, notes.title(runs))
+        canvas.title(figure, notes.title(runs))
         drawn = pd.DataFrame(values, index=pd.Index(classes, name="class")).reset_index()
         return save_figure(figure, drawn, stem)
 

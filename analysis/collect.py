@@ -3,26 +3,22 @@
 Numbers are recounted from predictions.npz; a folder whose files disagree is left out by name.
 """
 
-import hashlib
+import contextlib
+import functools
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.folders import (
-    UnusableCellError,
-    find_cells,
-    progress,
-    read_cell,
-    read_json,
-    wrong_content,
-)
-from ctta_bench.analysis.measure import metric_of_task
-from ctta_bench.analysis.recount import read_result
+from ctta_bench.analysis.cells import VERSION_COLUMNS, FoundCell, read_folder
+from ctta_bench.analysis.folders import find_cells
 
 # fmt: off
 RESULT_COLUMNS = [
@@ -33,25 +29,19 @@ COST_COLUMNS = [
     "trainable_parameters", "extra_state_bytes", "forward_per_image", "backward_per_image",
     "seconds", "images_per_second", "peak_memory_mb",
 ]
-VERSION_COLUMNS = [
-    "ctta_bench", "commit", "python", "torch", "torchvision", "timm", "numpy", "device",
-    "attention",
-]
 CELL_COLUMNS = [
     "cell", "path", "experiment", "method", "preset", "hyperparameters", "window", "benchmark",
     "setting", "model", "model_sha256", "preprocessing", "normalisation", "precision", "seed",
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
-    "reason", "starts_from", "metric", "classes", "skipped_updates", "resets", "source_accuracy",
-    "order_sha256", "corruptions", "notes", *COST_COLUMNS, *VERSION_COLUMNS,
+    "reason", "starts_from", "warmup", "source_access", "metric", "classes", "skipped_updates",
+    "resets", "source_accuracy", "source_probes", "order_sha256", "corruptions", "notes",
+    *COST_COLUMNS, *VERSION_COLUMNS,
 ]
-DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "collapsed"]
-_NAMED_SETTINGS = {  # these have columns of their own
-    "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
-    "mean", "std", "severities", "task", "scale", "inference",
-}
+DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]
 # fmt: on
 _OF_CELL = 10  # of RESULT_COLUMNS, those that all results of a cell have in common
-WARM_UP = "warm-up"  # the kind of a folder that holds no stream
+_FEWEST = 500  # folders for a process: to start it takes as long as to read so many
+_AT_ONCE = 50  # folders handed to a process
 _BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
 
 
@@ -92,41 +82,58 @@ class Runs:
         )
 
 
-def load(directory: Path) -> Runs:
+def load(directory: Path, workers: int = 1) -> Runs:
     """Read every run folder at most three levels below `directory`.
 
     Raises RunError if the directory does not exist. Folders that cannot be used are in
-    `left_out`; unfinished cells are in `cells` with their state, and nowhere else.
+    `left_out`; unfinished cells are in `cells` with their state, and nowhere else. With `workers`
+    many folders are read in so many processes.
     """
     folders, left_out = find_cells(directory)
-    found: dict[str, dict[str, Any]] = {}
-    results: dict[str, list[dict[str, Any]]] = {}
-    domains: dict[str, list[dict[str, Any]]] = {}
-    for folder in folders:
-        try:
-            content = read_cell(folder)
-            if content.get("kind") == WARM_UP:
-                continue  # it is no result: what it leaves has a cell of its own
-            cell = _cell_row(folder, content)
-            if cell["cell"] in found and not _supersedes(cell, found[cell["cell"]]):
-                raise UnusableCellError(f"the same cell as {found[cell['cell']]['path']}")
-            if cell["state"] == "done":
-                result = read_result(folder, cell)
-                cell |= result.facts
-                domains[cell["cell"]] = [{"cell": cell["cell"], **row} for row in result.counts]
-                results[cell["cell"]] = result.values
-        except UnusableCellError as error:
-            left_out.append((folder, str(error)))
-            continue
-        if cell["cell"] in found:
-            left_out.append((Path(found[cell["cell"]]["path"]), f"the same cell as {folder}"))
-        found[cell["cell"]] = cell
+    found: dict[str, FoundCell] = {}
+    with _reader(len(folders), workers) as read:
+        for folder, cell in zip(folders, read(folders), strict=True):
+            if isinstance(cell, str):
+                left_out.append((folder, cell))
+            elif cell is not None:
+                _add(found, folder, cell, left_out)
+    rows = [cell.row for cell in found.values()]
     return Runs(
-        cells=pd.DataFrame(list(found.values()), columns=CELL_COLUMNS),
-        results=_results(found, results),
-        domains=pd.DataFrame(_flat(domains), columns=DOMAIN_COLUMNS),
+        cells=pd.DataFrame(rows, columns=CELL_COLUMNS),
+        results=_results(found),
+        domains=_domains(found),
         left_out=left_out,
     )
+
+
+@contextlib.contextmanager
+def _reader(
+    count: int, workers: int
+) -> Iterator[Callable[[list[Path]], Iterable[FoundCell | str | None]]]:
+    """What reads so many folders, in their order."""
+    workers = min(workers, count // _FEWEST)
+    if workers < 2:
+        yield functools.partial(map, read_folder)
+        return
+    # Not forked: this process may have threads. The child imports no pandas.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield functools.partial(pool.map, read_folder, chunksize=_AT_ONCE)
+
+
+def _add(
+    found: dict[str, FoundCell], folder: Path, cell: FoundCell, left_out: list[tuple[Path, str]]
+) -> None:
+    """Keep a cell under its name; of two copies the finished one, else the first."""
+    name = cell.row["cell"]
+    other = found.get(name)
+    if other is not None:
+        is_better = cell.row["state"] == "done" != other.row["state"]
+        here, there = folder, Path(other.row["path"])
+        dropped, kept = (there, here) if is_better else (here, there)
+        left_out.append((dropped, f"the same cell as {kept}"))
+        if not is_better:
+            return
+    found[name] = cell
 
 
 def batches(cell_path: Path | str) -> pd.DataFrame:
@@ -146,114 +153,30 @@ def batches(cell_path: Path | str) -> pd.DataFrame:
     return frame
 
 
-def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
-    """The normalisation really used: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`."""
-    mean, std = preprocessing.get("mean"), preprocessing.get("std")
-    if not mean or not std or (set(mean) == {0} and set(std) == {1}):
-        return "none (inputs in [0, 1])"
-    return ", ".join(f"{name} {_short(values)}" for name, values in (("mean", mean), ("std", std)))
+def _results(found: Mapping[str, FoundCell]) -> pd.DataFrame:
+    """One row per value."""
+    done = [(cell.row, cell.result) for cell in found.values() if cell.result is not None]
+    of_cell = {name: [row[name] for row, _ in done] for name in RESULT_COLUMNS[:_OF_CELL]}
+    return _repeated(of_cell, RESULT_COLUMNS, [result.values for _, result in done])
 
 
-def _details(settings: Mapping[str, Any]) -> str:
-    """Every other setting of benchmark and pre-processing: `order shuffled, size 32 32`."""
-    scale, inference = settings.get("scale"), settings.get("inference")
-    segmented = []
-    if scale:
-        segmented.append(f"images of {' x '.join(map(str, scale))} (height x width)")
-    if inference:
-        segmented.append(f"inference {inference}: bilinear logits, then argmax, at label size")
-    others = {name: value for name, value in settings.items() if name not in _NAMED_SETTINGS}
-    return ", ".join(
-        [
-            *segmented,
-            *(
-                f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
-                for name, value in others.items()
-                if value is not None
-            ),
-        ]
-    )
+def _domains(found: Mapping[str, FoundCell]) -> pd.DataFrame:
+    """One row per visit of a domain."""
+    done = {name: cell.result for name, cell in found.items() if cell.result is not None}
+    return _repeated({"cell": list(done)}, DOMAIN_COLUMNS, [r.counts for r in done.values()])
 
 
-def _short(values: list[float]) -> str:
-    shown = values[:1] if len(set(values)) == 1 else values
-    return " ".join(f"{value:g}" for value in shown)
-
-
-def _supersedes(cell: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool(cell["state"] == "done" and other["state"] != "done")
-
-
-def _flat(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [row for part in rows.values() for row in part]
-
-
-def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return _configuration(folder, cell) | _environment(folder)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise wrong_content("cell.yaml", error) from error
-
-
-def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
-    method, benchmark, model = cell["method"], cell["benchmark"], cell["model"]
-    preprocessing = cell["preprocessing"]
-    state = progress(folder, cell.get("num_batches"))
-    protocol = [benchmark, model["name"], model["sha256"], preprocessing, cell["precision"]]
-    return {
-        "cell": cell["id"],
-        "path": str(folder),
-        "experiment": cell["experiment"],
-        "method": method["name"],
-        "preset": method.get("preset") or "default",
-        "hyperparameters": json.dumps(method.get("hyperparameters") or {}, sort_keys=True),
-        "window": method.get("window") or 0,
-        "benchmark": benchmark["name"],
-        "setting": benchmark["setting"],
-        "model": model["name"],
-        "model_sha256": model["sha256"],
-        "preprocessing": str(preprocessing["regime"]),
-        "normalisation": normalisation_text(preprocessing),
-        "precision": cell["precision"],
-        "seed": cell["seed"],
-        "batch_size": benchmark["batch_size"],
-        "examples": benchmark.get("examples"),
-        "rounds": benchmark.get("rounds") or 1,
-        "severity": benchmark.get("severities") or benchmark.get("severity"),
-        "domains": tuple(benchmark["domains"]),
-        "details": _details(benchmark | preprocessing),
-        "group": hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:8],
-        "notes": tuple(map(str, cell.get("notes") or ())),
-        "state": state.state,
-        "reason": state.reason,
-        "starts_from": _start(cell),
-        "metric": metric_of_task(benchmark),
-        "classes": (),
-    }
-
-
-def _start(cell: Mapping[str, Any]) -> str:
-    """What a cell without adaptation scores: "warm-up" or "source"; "" for one that adapts."""
-    if cell.get("adapt", True):
-        return ""
-    return "warm-up" if cell.get("warmup") else "source"
-
-
-def _environment(folder: Path) -> dict[str, Any]:
-    path = folder / "env.json"
-    env = read_json(path) if path.is_file() else {}
-    return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}
-
-
-def _results(
-    cells: Mapping[str, dict[str, Any]], values: Mapping[str, list[dict[str, Any]]]
+def _repeated(
+    of_cell: Mapping[str, list[Any]], names: list[str], rows: Sequence[Sequence[tuple[Any, ...]]]
 ) -> pd.DataFrame:
-    """One row per value. By column, for a row at a time takes seconds where cells are many."""
-    rows = _flat(dict(values))
-    counts = [len(of_cell) for of_cell in values.values()]
-    columns: dict[str, Any] = {
-        name: np.repeat(np.array([cells[cell][name] for cell in values], dtype=object), counts)
-        for name in RESULT_COLUMNS[:_OF_CELL]
-    }
-    columns |= {name: [row[name] for row in rows] for name in RESULT_COLUMNS[_OF_CELL:]}
-    return pd.DataFrame(columns, columns=RESULT_COLUMNS).infer_objects()
+    """The columns of the cells repeated for the rows of each, and beside them those of the rows.
+
+    By column, for frames of many cells made row by row take longer than reading them.
+    """
+    number = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
+    repeated = pd.DataFrame(of_cell).take(number).reset_index(drop=True)
+    rest = names[len(of_cell) :]
+    parts = list(zip(*itertools.chain.from_iterable(rows), strict=True)) or [()] * len(rest)
+    for name, part in zip(rest, parts, strict=True):
+        repeated[name] = part
+    return repeated

@@ -8,9 +8,8 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -28,15 +27,16 @@ _TAIL_BYTES = 8192  # many times the longest line of batches.jsonl
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _BLOCK = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)  # where a top-level key begins
-_LINKED = re.compile(r"[&*!%]|^---|^\.\.\.", re.MULTILINE)
+_NAME = re.compile(r"(id|warmup): ([A-Za-z]\w*-[\w.-]*\w)\n", re.ASCII)
+_NUMBER = re.compile(r"(seed|num_batches|schema_version): (0|[1-9][0-9]*)\n")
+_LINKS = ("&", "*", "!", "%", "\n---", "\n...")  # in a text whose blocks are not apart
 
 
 class UnusableCellError(RunError):
     """A folder that cannot be read as a cell; the text is the reason, without the folder's name."""
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a cell has come. `total` is None where the cell does not know its length.
 
     `first` if no attempt before this one ended badly; `changed`: when its batches were last
@@ -73,7 +73,7 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
     beside_cells = False
     empty = []
     for folder in _subfolders(directory):
-        if (folder / "cell.yaml").is_file():
+        if is_there(folder, "cell.yaml"):
             cells.append(folder)
             beside_cells = True
             continue
@@ -87,6 +87,11 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
             empty += [folder] if len(cells) == before else []
     if beside_cells:  # a folder without cells among experiments is none of our business
         strays += [(folder, "not a run folder: it holds no cell.yaml") for folder in empty]
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether a folder has a file. `Path.exists` takes as long again as the system does."""
+    return os.access(f"{folder}/{name}", os.F_OK)
 
 
 def _subfolders(directory: Path) -> Iterator[Path]:
@@ -117,7 +122,7 @@ def read_cell(folder: Path) -> dict[str, Any]:
     if not isinstance(cell, dict):
         raise UnusableCellError("half-written: cell.yaml is empty or cut")
     check_schema("cell.yaml", cell)
-    if cell.get("id") != folder.resolve().name:
+    if cell.get("id") != folder.name and cell.get("id") != folder.resolve().name:
         raise UnusableCellError(
             f"contradictory: cell.yaml is of cell {cell.get('id')}, not of this folder"
         )
@@ -130,10 +135,23 @@ def _load_yaml(text: str) -> Any:
     The cells of a grid have most blocks in common, and each is parsed once. A text with anchors,
     tags or documents, where a block is not all by itself, is parsed whole.
     """
-    if text.endswith("\n") and _BLOCK.match(text) and not _LINKED.search(text):
+    if text.endswith("\n") and _BLOCK.match(text) and not any(link in text for link in _LINKS):
         with contextlib.suppress(yaml.YAMLError, TypeError):  # not blocks after all
-            return {k: v for block in _BLOCK.split(text)[1:] for k, v in _load_block(block)}
+            return {k: v for block in _BLOCK.split(text)[1:] for k, v in _read_block(block)}
     return yaml.load(text, Loader=YAML_LOADER)
+
+
+def _read_block(text: str) -> tuple[tuple[Any, Any], ...]:
+    """Key and value of a block.
+
+    `id: WORD-WORD` and `seed: 1`, which each cell has of its own, can be nothing else in YAML and
+    need no parser.
+    """
+    if own := _NAME.fullmatch(text):
+        return ((own[1], own[2]),)
+    if own := _NUMBER.fullmatch(text):
+        return ((own[1], int(own[2])),)
+    return _load_block(text)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -175,11 +193,11 @@ def check_schema(name: str, content: dict[str, Any]) -> None:
 
 def progress(folder: Path, total: int | None, now: float | None = None) -> Progress:
     """State of a cell from its files alone; `total` is its number of batches where known."""
+    if is_there(folder, "result.json"):
+        return Progress("done", total, total, "", not is_there(folder, "attempts.json"))
     with os.scandir(folder) as entries:  # one look instead of many
         files = {entry.name for entry in entries}
     first = "attempts.json" not in files
-    if "result.json" in files:
-        return Progress("done", total, total, first=first)
     lines = folder / "batches.jsonl"
     done = batches_done(lines)
     changed = lines.stat().st_mtime if "batches.jsonl" in files else 0.0
@@ -198,7 +216,7 @@ def batches_done(path: Path) -> int:
 
     The lines are numbered, so that the file's end is enough however long the stream is.
     """
-    for line in reversed(_last_lines(path)):
+    for line in _last_lines(path):
         try:
             return int(line["batch"]) + 1
         except (KeyError, TypeError, ValueError):
@@ -206,21 +224,20 @@ def batches_done(path: Path) -> int:
     return 0
 
 
-def _last_lines(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines, in their order."""
+def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, from the end."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
+        return
+    for line in reversed(lines):
         with contextlib.suppress(ValueError):  # torn, or cut at the start
             value = json.loads(line)
-            found += [value] if isinstance(value, dict) else []
-    return found
+            if isinstance(value, dict):
+                yield value
 
 
 def remaining_seconds(folder: Path, state: Progress) -> float | None:
@@ -248,16 +265,17 @@ def _is_locked(path: Path, now: float) -> bool:
         heartbeat = float(owner["heartbeat"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return now - heartbeat < HEARTBEAT_SECONDS and not _is_gone(owner)
+    gone = _is_gone(owner)
+    return now - heartbeat < HEARTBEAT_SECONDS if gone is None else not gone
 
 
-def _is_gone(owner: dict[str, Any]) -> bool:
-    """Whether an owner was a process of this host that is no more."""
+def _is_gone(owner: dict[str, Any]) -> bool | None:
+    """Whether an owner was a process of this host that is no more; None for one of another."""
     if owner.get("host") != socket.gethostname() or "processes" not in owner:
-        return False
+        return None
     here = Path("/proc/self/ns/pid")
     if not here.exists() or owner["processes"] != str(here.readlink()):
-        return False  # its pids count elsewhere
+        return None  # its pids count elsewhere
     try:
         fields = (
             Path(f"/proc/{owner.get('pid')}/stat").read_text("utf-8").rpartition(")")[2].split()

@@ -3,15 +3,17 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.geometry_runs import Geometry
 from ctta_bench.analysis.geometry_table import (
     CIRCULAR,
@@ -21,7 +23,7 @@ from ctta_bench.analysis.geometry_table import (
     scientific,
     shown_labels,
 )
-from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.rows import short_names
 from ctta_bench.analysis.table import Table
 
@@ -34,7 +36,7 @@ SEMANTIC_TEXT = "semantic: fine-tuned, with labels, on another label set"
 _KIND_STYLE = {"corruption": (COLOURS[0], ""), "semantic": (COLOURS[1], "////")}
 
 
-def minmax_figure(geometry: Geometry, stem: Path) -> list[Path]:
+def minmax_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The paper's figure: each measure by domain, min-max scaled over the domains of a row.
 
     One row of panels a method, the semantic shifts at the right end of each. Writes stem.png,
@@ -46,8 +48,8 @@ def minmax_figure(geometry: Geometry, stem: Path) -> list[Path]:
     if not labels:
         return []
     shown = shown_labels(geometry.models)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 1.9 + 1.05 * len(labels)), layout="constrained")
+    with canvas.wide.drawing():
+        figure = canvas.wide.figure((11, 1.9 + 1.05 * len(labels)), 1.5 + 0.75 * len(labels))
         grid = figure.subplots(len(labels), len(DRAWN), sharex=True, squeeze=False)
         for line, label in zip(grid, labels, strict=True):
             for axes, measure in zip(line, DRAWN, strict=True):
@@ -62,7 +64,7 @@ def minmax_figure(geometry: Geometry, stem: Path) -> list[Path]:
             )
         for axes, title in zip(grid[0], DRAWN.values(), strict=True):
             axes.set_title(title)
-        put_title(figure, _title(geometry))
+        canvas.title(figure, _title(geometry))
         _caption(
             figure,
             "Change against the source model, pooled over all linear layers, mean over seeds. Each "
@@ -83,7 +85,7 @@ def minmax_figure(geometry: Geometry, stem: Path) -> list[Path]:
         return save_figure(figure, drawn, stem)
 
 
-def raw_figure(geometry: Geometry, stem: Path) -> list[Path]:
+def raw_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The raw values on logarithmic axes: a row a method, a dot a domain.
 
     In the panel of ΔS also the value at PAID's size of change and that of noise. Writes stem.png,
@@ -92,15 +94,15 @@ def raw_figure(geometry: Geometry, stem: Path) -> list[Path]:
     models = geometry.models
     labels, shown = ordered_labels(models), shown_labels(models)
     drawn = means(models, ["label", "kind", "domain"]).reset_index()
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 2.1 + 0.36 * len(labels)), layout="constrained")
+    with canvas.wide.drawing():
+        figure = canvas.wide.figure((11, 2.1 + 0.36 * len(labels)), 1.7 + 0.28 * len(labels))
         panels = figure.subplots(1, len(DRAWN), sharey=True)
         for axes, (measure, title) in zip(panels, DRAWN.items(), strict=True):
             axes.set_title(title)
             _draw_raw(axes, drawn, labels, measure)
         panels[0].set_yticks(range(len(labels)), [shown[label] for label in labels])
         panels[0].invert_yaxis()
-        put_title(figure, _title(geometry))
+        canvas.title(figure, _title(geometry))
         _caption(
             figure,
             "Change against the source model, pooled over all linear layers, mean over seeds. "
@@ -111,7 +113,7 @@ def raw_figure(geometry: Geometry, stem: Path) -> list[Path]:
 
 
 def write_geometry(
-    geometry: Geometry, tables: Path, figures: Path
+    geometry: Geometry, tables: Path, figures: Path, canvas: Canvas = SCREEN
 ) -> tuple[Table, list[tuple[str, str, list[Path]]]]:
     """Table and figures of one source model, and the values per layer as NAME-layers.csv.
 
@@ -130,7 +132,7 @@ def write_geometry(
         ("raw", "The same unscaled, with controls at the size of PAID's change", raw_figure),
     ]
     found = [
-        (kind, text, draw(geometry, figures / f"{geometry.name}-{kind}"))
+        (kind, text, draw(geometry, figures / f"{geometry.name}-{kind}", canvas))
         for kind, text, draw in drawn
     ]
     return table, [figure for figure in found if figure[2]]
@@ -180,12 +182,17 @@ def _title(geometry: Geometry) -> str:
 
 def _caption(figure: Figure, text: str) -> None:
     width = int(17 * figure.get_figwidth())
-    figure.supxlabel(textwrap.fill(text, width), x=0.01, ha="left", fontsize=8, color="#333333")
+    left: Any = {"x": 0.01, "ha": "left", "fontsize": "small", "color": "#333333"}
+    figure.supxlabel(textwrap.fill(text, width), **left)
 
 
 def _legend(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
     figure.legend(
-        handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=8
+        handles=handles,
+        loc="outside upper right",
+        ncols=len(handles),
+        frameon=False,
+        fontsize="small",
     )
 
 
@@ -202,7 +209,7 @@ def _draw_scaled(axes: Axes, bars: pd.DataFrame) -> None:
             edgecolor="white",
             lw=0,
         )
-    axes.set_xticks(positions, bars["bar"], rotation=90, fontsize=7)
+    axes.set_xticks(positions, bars["bar"], rotation=90, fontsize="small")
     axes.set_ylim(0, 1.32)
     axes.set_yticks([0, 1])
     axes.tick_params(length=0)
@@ -213,7 +220,7 @@ def _draw_scaled(axes: Axes, bars: pd.DataFrame) -> None:
         f"0: {scientific(low)}   1: {scientific(high)}",
         transform=axes.transAxes,
         va="top",
-        fontsize=7,
+        fontsize="small",
         color="#333333",
     )
 
@@ -245,6 +252,10 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
         )
     if (drawn[measure] > 0).any():
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        # Within a decade the default labels every step, one over the other.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 10 * low else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#DDDDDD", lw=0.5)
     axes.set_axisbelow(True)

@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 
 from ctta_bench.analysis.collect import Runs
-from ctta_bench.analysis.recount import COLLAPSE_SHARE
+from ctta_bench.analysis.counting import COLLAPSE_SHARE
+from ctta_bench.analysis.holes import listed, missing
 from ctta_bench.analysis.rows import Row, domain_names, metric_of, short_names
 from ctta_bench.analysis.table import DAGGER, EMPTY, safe_name
 
-MAX_LISTED = 12  # missing cells named in a footnote; the list of cells has them all
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
 
 
@@ -78,14 +78,16 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
         for part in (
             _collapsed(runs, found),
             _empty(runs, found),
+            _absent(runs),
             _lineage(runs.cells),
+            _source_data(found),
             _corruptions(runs.cells),
             _chosen(found),
             _counted(found, "skipped_updates", "Updates skipped as their loss was not finite"),
             _counted(found, "resets", "Resets to the source model, by the method"),
             _versions(found),
             _orders(runs.cells),
-            _missing(found),
+            missing(found),
         )
         for note in part
     )
@@ -139,9 +141,30 @@ def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
     ]
     if parts:
         yield (
-            f"{EMPTY}: no labelled pixel in {_listed(parts)}; left out of the means, which are "
+            f"{EMPTY}: no labelled pixel in {listed(parts)}; left out of the means, which are "
             "over the others."
         )
+
+
+def _absent(runs: Runs) -> Iterator[str]:
+    """Domains whose labels lack classes that other domains of the same cells have."""
+    if metric_of(runs).name != "error":
+        return
+    most = runs.domains.groupby("cell")["classes"].transform("max")
+    lacking = runs.domains[runs.domains["classes"] < most]
+    if lacking.empty:
+        return
+    short = dict(zip(domain_names(runs), short_names(domain_names(runs)), strict=True))
+    fewest = lacking.groupby("domain")["classes"].min()
+    parts = [
+        f"{short[name]} {fewest[name]} ({most.max() - fewest[name]} absent)"
+        for name in short
+        if name in fewest
+    ]
+    yield (
+        f"Classes that occur, of {most.max()}: {listed(parts)}. Errors are over images; "
+        "`class_error` in results.csv is the mean over the classes that occur."
+    )
 
 
 def collapsed_domains(runs: Runs, row: Row) -> set[str]:
@@ -158,6 +181,24 @@ def _lineage(cells: pd.DataFrame) -> Iterator[str]:
         )
 
 
+def _source_data(found: Sequence[Row]) -> Iterator[str]:
+    """Which rows were trained on source images before the stream, and which read them at all."""
+    warmed = [row.label for row in found if row.cells["warmup"].astype(bool).any()]
+    if warmed:
+        yield f"Trained on source images before the stream (warm-up): {listed(warmed)}."
+    readers: dict[str, list[str]] = {}
+    for row in found:
+        for access in row.finished["source_access"].dropna().unique():
+            readers.setdefault(str(access), []).append(row.label)
+    parts = [
+        f"{access} source images were read by {listed(readers[access])}"
+        for access in ("labelled", "unlabelled")
+        if access in readers
+    ]
+    if parts:
+        yield f"Before the stream, {'; '.join(parts)}."
+
+
 def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
     for text in sorted(cells["corruptions"].dropna().unique()):
         yield f"{_upper_first(str(text)).rstrip('.')}."
@@ -170,7 +211,7 @@ def _chosen(found: Sequence[Row]) -> Iterator[str]:
         for note in dict.fromkeys(note for notes in row.cells["notes"] for note in notes):
             users.setdefault(note, []).append(row.label)
     for note, labels in users.items():
-        yield f"{_listed(labels)}: {note}."
+        yield f"{listed(labels)}: {note}."
 
 
 def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:
@@ -181,7 +222,7 @@ def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:
         if count > 0
     ]
     if parts:
-        yield f"{text}: {_listed(parts)}."
+        yield f"{text}: {listed(parts)}."
 
 
 def _versions(found: Sequence[Row]) -> Iterator[str]:
@@ -203,37 +244,3 @@ def _orders(cells: pd.DataFrame) -> Iterator[str]:
     orders = cells.dropna(subset=["order_sha256"]).groupby("seed")["order_sha256"].nunique()
     for seed in orders[orders > 1].index:
         yield f"The cells of seed {seed} did not see the images in the same order."
-
-
-def _missing(found: Sequence[Row]) -> Iterator[str]:
-    holes: dict[str, list[str]] = {}
-    for row in found:
-        for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
-            why = (
-                f"{cell['state']}: {cell['reason'].rstrip('.')}"
-                if cell["reason"]
-                else cell["state"]
-            )
-            holes.setdefault(cell["experiment"], []).append(
-                f"{row.label} seed {cell['seed']} ({why})"
-            )
-    for experiment, label, seed in _never_started(found):
-        holes.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
-    for experiment, parts in holes.items():
-        yield f"Missing: {_listed(parts)}. `ctta-bench grid {experiment}` fills them."
-
-
-def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
-    """Seeds that other methods of an experiment have and a row has no folder for."""
-    cells = pd.concat([row.cells.assign(label=row.label) for row in found])
-    for experiment, part in cells.groupby("experiment"):
-        seeds = sorted(part["seed"].unique())
-        for label, same in part.groupby("label"):
-            for seed in seeds:
-                if seed not in set(same["seed"]):
-                    yield str(experiment), str(label), int(seed)
-
-
-def _listed(parts: Sequence[str]) -> str:
-    more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
-    return ", ".join(parts[:MAX_LISTED]) + more

@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.curves import window_text
 from ctta_bench.analysis.folders import STATES
 from ctta_bench.analysis.rows import row_labels, rows
 from ctta_bench.analysis.table import Table
@@ -79,10 +80,10 @@ def _chart_script() -> Markup:
     return Markup(f"/*\n{licence}*/\n{script}")
 
 
-def stream_data(drawn: pd.DataFrame, axis: str) -> dict[str, Any]:
+def stream_data(drawn: pd.DataFrame, mistakes: str) -> dict[str, Any]:
     """What the browser draws of a stream figure's numbers: x, a line per method, and domains.
 
-    drawn: the CSV of `stream_figure`. axis: what the y axis says. Long curves are thinned to
+    drawn: the CSV of `stream_figure`. mistakes: what is drawn, in words. Long curves are thinned to
     every k-th batch; `every` is k.
     """
     methods = list(dict.fromkeys(drawn["method"]))
@@ -95,17 +96,26 @@ def stream_data(drawn: pd.DataFrame, axis: str) -> dict[str, Any]:
         .agg({"images": "last", "domain": "first", "round": "first"})
     )
     curves = {name: part["smoothed"].to_numpy() for name, part in drawn.groupby("method")}
+    resets = {
+        name: sorted(set((np.flatnonzero(part["resets"]) // every).tolist()))
+        for name, part in drawn.groupby("method")
+    }
+    window = None if drawn["window"].isna().any() else int(drawn["window"].iloc[0])
     return {
         "x": first["images"].tolist()[::every],
         "lines": [
-            {"name": name, "y": [round(float(v), 3) for v in curves[name][::every]]}
+            {
+                "name": name,
+                "y": [round(float(v), 3) for v in curves[name][::every]],
+                "resets": resets[name],
+            }
             for name in methods
         ],
         "bands": [
             {"end": float(end), "domain": str(domain), "round": int(step) + 1}
             for end, domain, step in spans.itertuples(index=False)
         ],
-        "axis": axis,
+        "axis": f"{mistakes} in % ({window_text(window)})",
         "every": every,
     }
 

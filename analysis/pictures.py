@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ctta_bench.analysis.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 from ctta_bench.analysis.classes import classes_of
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.confusion import read_segmented
 from ctta_bench.analysis.folders import UnusableCellError
 from ctta_bench.analysis.notes import title
 from ctta_bench.analysis.palette import colours_of
-from ctta_bench.analysis.plots import STYLE, put_title, save_figure
 from ctta_bench.analysis.predictions import read_arrays
 from ctta_bench.analysis.rows import Row, domain_names, rows
 from ctta_bench.analysis.table import safe_name
@@ -47,7 +45,9 @@ class Frame:
     mious: dict[str, float]
 
 
-def picture_figures(runs: Runs, stem: Path) -> list[tuple[str, list[Path]]]:
+def picture_figures(
+    runs: Runs, stem: Path, canvas: Canvas = SCREEN
+) -> list[tuple[str, list[Path]]]:
     """For each domain with kept pictures: what the figure shows, and its files.
 
     The pictures are those that the finished cells of the lowest seed kept, source first, and that
@@ -62,7 +62,7 @@ def picture_figures(runs: Runs, stem: Path) -> list[tuple[str, list[Path]]]:
         frames = _frames(kept, place)
         if frames:
             name = stem.with_name(f"{stem.name}-pictures-{safe_name(domain)}")
-            paths = _draw(frames, classes, f"{domain}: {title(runs)}", name)
+            paths = _draw(frames, classes, f"{domain}: {title(runs)}", name, canvas.wide)
             made.append((f"{_text(domain, frames)} {_missing(runs, kept)}".strip(), paths))
     return made
 
@@ -139,16 +139,19 @@ def _frames(kept: Sequence[_Kept], domain: int) -> list[Frame]:
     ]
 
 
-def _draw(frames: Sequence[Frame], classes: Sequence[str], text: str, stem: Path) -> list[Path]:
+def _draw(
+    frames: Sequence[Frame], classes: Sequence[str], text: str, stem: Path, canvas: Canvas
+) -> list[Path]:
     colours = colours_of(classes)
     panels = [_panels(frame, colours) for frame in frames]
     wide = _width(len(panels[0]))
     high = -(-len(panels[0]) // wide)
     height, width = frames[0].label.shape
     line = PANEL * height / width + 0.25
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(PANEL * wide, line * high * len(frames) + 1.1), layout="constrained"
+    with canvas.drawing():
+        height = line * high * len(frames)
+        figure = canvas.figure(
+            (PANEL * wide, height + 1.1), height * COLUMN_WIDTHS[2] / (PANEL * wide) + 0.5
         )
         grid = figure.subplots(high * len(frames), wide, squeeze=False)
         for axes in grid.flat:
@@ -161,9 +164,9 @@ def _draw(frames: Sequence[Frame], classes: Sequence[str], text: str, stem: Path
             loc="outside lower center",
             ncols=min(7, 2 * wide),
             frameon=False,
-            fontsize=8,
+            fontsize="small",
         )
-        put_title(figure, text)
+        canvas.title(figure, text)
         drawn = pd.DataFrame(
             [
                 {"picture": frame.index, "method": label, "miou": miou}
@@ -197,7 +200,7 @@ def _named(label: str, miou: float) -> str:
 
 def _show(axes: Axes, name: str, picture: Array) -> None:
     axes.imshow(picture, interpolation="nearest")
-    axes.set_title(name, fontsize=8, pad=2)
+    axes.set_title(name, fontsize="small", pad=2)
 
 
 def _legend(

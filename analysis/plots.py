@@ -3,41 +3,27 @@
 Each figure is saved as PNG and PDF beside a CSV of the very numbers it draws.
 """
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.curves import MAX_BANDS, curves, has_all_batches, window_text
 from ctta_bench.analysis.notes import title
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, short_names, source_row
 
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#444444",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "pdf.fonttype": 42,  # TrueType: text stays text, and venues accept the file
-    "svg.fonttype": "none",
-}
 SOURCE_COLOUR = "#555555"
 # Okabe & Ito's palette without black and yellow, in an order of alternating lightness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
 MARKERS = "osD^vP*X"
 MAX_MARKERS = 15  # per line
-TITLE_SIZE = 10  # points
-CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
+_RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 
 
 def line_style(number: int, *, is_source: bool) -> dict[str, Any]:
@@ -51,7 +37,7 @@ def line_style(number: int, *, is_source: bool) -> dict[str, Any]:
     }
 
 
-def bar_figure(runs: Runs, stem: Path) -> list[Path]:
+def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each method of one group with whiskers of ± one deviation over the seeds.
 
     Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
@@ -60,12 +46,12 @@ def bar_figure(runs: Runs, stem: Path) -> list[Path]:
     found = [row for row in rows(runs) if not np.isnan(row.mean)]
     if not found:
         return []
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(found)), layout="constrained")
+    with canvas.drawing():
+        figure = canvas.figure((6.4, 0.9 + 0.32 * len(found)), 0.6 + 0.24 * len(found))
         axes = figure.subplots()
-        _draw_bars(axes, found)
-        axes.set_xlabel(_with_spread(metric_of(runs).text, found))
-        put_title(figure, title(runs))
+        _draw_bars(axes, found, canvas)
+        canvas.below(figure, axes, _with_spread(metric_of(runs).text, found))
+        canvas.title(figure, title(runs))
         drawn = pd.DataFrame(
             [(row.label, row.mean, row.std, len(row.values)) for row in found],
             columns=["method", "mean", "std", "seeds"],
@@ -73,7 +59,7 @@ def bar_figure(runs: Runs, stem: Path) -> list[Path]:
         return save_figure(figure, drawn, stem)
 
 
-def stream_figure(runs: Runs, stem: Path) -> list[Path]:
+def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Errors over the stream of one group, a line per method, averaged over its seeds.
 
     They are wrong images, or wrong pixels where the metric is of pixels. What the moving average
@@ -88,30 +74,32 @@ def stream_figure(runs: Runs, stem: Path) -> list[Path]:
         return []
     metric = metric_of(runs)
     drawn, window = curves(found, metric.of)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.4 if len(found) <= 8 else 6), layout="constrained")
+    with canvas.drawing():
+        figure = canvas.figure((10, 4.4 if len(found) <= 8 else 6), 2.4)
         axes = figure.subplots()
         _draw_bands(axes, drawn[drawn["method"] == found[0].label])
         for position, row in enumerate(found):
             curve = drawn[drawn["method"] == row.label]
             _draw_curve(axes, row, curve, position, (position + 1) / (len(found) + 1))
+        if (drawn["resets"] > 0).any():
+            axes.plot([], [], label="reset", **_RING, mec="black")
         for row in finished:
             if row not in found:
                 axes.plot([], [], ls="", label=f"{row.label}: batches.jsonl cut")
-        figure.legend(
-            loc="outside right upper",
-            frameon=False,
+        canvas.legend(
+            figure,
             handlelength=3.5,
             title="mean over seeds" if any(len(row.values) > 1 for row in found) else None,
         )
         axes.set_xlabel("images seen")
-        axes.set_ylabel(f"{metric.mistakes} in % ({window_text(window)})")
-        put_title(figure, title(runs))
+        axes.set_ylabel(canvas.narrow(f"{metric.mistakes} in % ({window_text(window)})"))
+        canvas.title(figure, title(runs))
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
-        return save_figure(figure, drawn[columns], stem)
+        # How many batches the average spans; none where it is that of the round.
+        return save_figure(figure, drawn[columns].assign(window=window), stem)
 
 
-def _draw_bars(axes: Axes, found: Sequence[Row]) -> None:
+def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
     positions = np.arange(len(found))
     means = np.array([row.mean for row in found])
     spread = np.array([0.0 if np.isnan(row.std) else row.std for row in found])
@@ -143,7 +131,7 @@ def _draw_bars(axes: Axes, found: Sequence[Row]) -> None:
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over source's line
         )
     axes.set_xlim(0, 1.1 * reach if reach else 1)
-    axes.set_yticks(positions, [row.label for row in found])
+    axes.set_yticks(positions, canvas.names(row.label for row in found))
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
 
@@ -179,7 +167,7 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
                 rotation=90 if upright else 0,
                 ha="center",
                 va="bottom",
-                fontsize=7,
+                fontsize="small",
             )
     if several_rounds:
         for round_ in bands["round"].unique().tolist():
@@ -191,7 +179,7 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
                 f" round {round_ + 1}",
                 transform=axes.get_xaxis_transform(),
                 va="top",
-                fontsize=7,
+                fontsize="small",
             )
 
 
@@ -213,20 +201,4 @@ def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place:
     )
     axes.plot([], [], color=colour, ls=dashes, lw=1.2, marker=marker, ms=4, label=row.label)
     resets = curve[curve["resets"] > 0]
-    axes.plot(resets["images"], resets["smoothed"], "o", mfc="white", mec=colour, ms=7)
-
-
-def put_title(figure: Figure, text: str) -> None:
-    """A title at the left edge, in as many lines as the width of the figure asks for."""
-    characters = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
-    lines = textwrap.fill(text, characters, break_on_hyphens=False)
-    figure.suptitle(lines, x=0.01, ha="left", fontsize=TITLE_SIZE)
-
-
-def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
-    """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths."""
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
-    figure.savefig(paths[0], dpi=200)
-    figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
-    drawn.to_csv(paths[2], index=False, float_format="%.10g", lineterminator="\n")
-    return paths
+    axes.plot(resets["images"], resets["smoothed"], **_RING, mec=colour)

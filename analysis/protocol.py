@@ -8,6 +8,7 @@ import pandas as pd
 
 from ctta_bench.analysis import notes
 from ctta_bench.analysis.collect import Runs
+from ctta_bench.analysis.holes import listed
 from ctta_bench.analysis.rows import Row, domain_names, metric_of, rows
 from ctta_bench.analysis.sweeps import in_axis_order
 from ctta_bench.analysis.table import MISSING, Entry, Table, ranked
@@ -27,27 +28,38 @@ _SETTINGS = {  # head and the column of Runs.cells, in the order of print
     "rounds": "rounds",
     "other settings": "details",
 }
+_OF_RUNS = ("metric", "seeds", "cells done")  # always in the table
 _HASH_DIGITS = 8
 
 
 def protocol_table(runs: Runs) -> Table:
     """Every setting under which runs were made: one row for each group that shares a table.
 
-    The frame holds texts and numbers; severity and examples are empty where the benchmark has no
-    severity and where all images are taken.
+    Settings that all groups share stand in the caption. The frame holds every one, as text;
+    severity and examples are empty where the benchmark has no severity and where all images are
+    taken.
     """
     groups = runs.groups()
-    lines = [_settings(group) for group in groups]
+    names = [str(group.cells["group"].iloc[0]) for group in groups]
+    frame: pd.DataFrame = pd.DataFrame([_settings(group) for group in groups], index=names)
+    shared = [head for head in frame.columns if head not in _OF_RUNS and _is_shared(frame[head])]
+    shown = [head for head in frame.columns if head not in shared]
+    common = "; ".join(f"{head} {frame[head].iloc[0]}" for head in shared if frame[head].iloc[0])
     return Table(
         name="protocols",
-        caption="The protocols of these runs; results of two protocols never share a table.",
-        frame=pd.DataFrame(lines, index=[group.cells["group"].iloc[0] for group in groups]),
-        header=("protocol", *_SETTINGS, "metric", "seeds", "cells done"),
+        caption="The protocols of these runs; results of two protocols never share a table."
+        + (f" Of all: {common}." if common else ""),
+        frame=frame,
+        header=("protocol", *shown),
         lines=tuple(
-            (str(group.cells["group"].iloc[0]), tuple(Entry(text) for text in line.values()))
-            for group, line in zip(groups, lines, strict=True)
+            (name, tuple(Entry(text) for text in line))
+            for name, line in zip(names, frame[shown].to_numpy().tolist(), strict=True)
         ),
     )
+
+
+def _is_shared(texts: "pd.Series[str]") -> bool:
+    return texts.nunique() == 1
 
 
 def seed_table(runs: Runs) -> Table | None:
@@ -77,6 +89,31 @@ def seed_table(runs: Runs) -> Table | None:
         ),
         unit=f"{metric.symbol} %",
     )
+
+
+def elsewhere(runs: Runs, group: Runs) -> tuple[str, ...]:
+    """Why methods have no row in a group's table: they ran under another protocol.
+
+    Methods of the same experiments, benchmark and model that are in other groups alone.
+    """
+    here = group.cells.iloc[0]
+    others = runs.cells[
+        runs.cells["experiment"].isin(group.cells["experiment"])
+        & (runs.cells["benchmark"] == here["benchmark"])
+        & (runs.cells["model"] == here["model"])
+        & ~runs.cells["method"].isin(group.cells["method"])
+    ]
+    parts = []
+    for method, cells in others.groupby("method"):
+        differing = [
+            head
+            for head, column in _SETTINGS.items()
+            if all(_text(value) != _text(here[column]) for value in cells[column])
+        ]
+        parts.append(f"{method} ({', '.join(differing) or 'several settings'})")
+    if not parts:
+        return ()
+    return (f"Not in this table, for they ran under another protocol: {listed(parts)}.",)
 
 
 def _by_seed(row: Row, seeds: Sequence[int]) -> list[float]:

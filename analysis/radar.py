@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.notes import title
-from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
 
 MIN_DOMAINS = 3  # fewer make no polygon
@@ -37,7 +36,7 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
     return [*([(SOURCE, found[SOURCE])] if SOURCE in found else []), *settings]
 
 
-def settings_figure(runs: Runs, stem: Path) -> list[Path]:
+def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Radar of the metric by domain and bars of the mean, one for each of PAID's settings.
 
     Settings that keep the angles between neurons are filled bars and solid lines, the others
@@ -49,18 +48,20 @@ def settings_figure(runs: Runs, stem: Path) -> list[Path]:
     if not found:
         return []
     has_radar = len(names) >= MIN_DOMAINS
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11 if has_radar else 6, 5), layout="constrained")
-        bars = figure.add_subplot(1, 2, 2) if has_radar else figure.subplots()
+    with canvas.drawing():
+        grid = canvas.panels(1 + has_radar)
+        figure = canvas.figure((11 if has_radar else 6, 5), 2.6 * grid[0])
+        bars = figure.add_subplot(*grid, 1 + has_radar)
         if has_radar:
-            radar = figure.add_subplot(1, 2, 1, projection="polar")
+            radar = figure.add_subplot(*grid, 1, projection="polar")
             _draw_radar(radar, found, names, metric_of(runs).symbol)
-            figure.legend(
-                loc="outside lower center", ncols=3, frameon=False, fontsize=8, handlelength=4
-            )
-        _draw_means(bars, found)
-        bars.set_xlabel(f"mean {metric_of(runs).text}")
-        put_title(figure, title(runs))
+        _draw_means(bars, found, canvas)
+        bars.set_xlabel(canvas.narrow(f"mean {metric_of(runs).text}"))
+        if has_radar:
+            below = canvas.pick({"loc": "outside lower center", "ncols": 3}, {})
+            canvas.legend(figure, fontsize="small", handlelength=4, **below)
+        canvas.title(figure, title(runs))
+        figure.draw_without_rendering()  # labels around a circle find their place at the second
         drawn = pd.DataFrame(
             [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
             columns=["setting", *names, "mean", "std"],
@@ -96,14 +97,14 @@ def _draw_radar(
         )
     axes.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
     axes.set_theta_direction(-1)  # type: ignore[attr-defined]
-    axes.set_xticks(angles, names, fontsize=8)
+    axes.set_xticks(angles, names, fontsize="small")
     axes.tick_params(axis="x", pad=6)
     axes.set_ylim(0, None)
-    axes.set_title(f"{symbol} in % by domain", fontsize=9, pad=14)
+    axes.set_title(f"{symbol} in % by domain", fontsize="medium", pad=14)
     axes.grid(color="#DDDDDD")
 
 
-def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]]) -> None:
+def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]], canvas: Canvas) -> None:
     reach = max(row.mean + (0.0 if np.isnan(row.std) else row.std) for _, row in found)
     for number, (name, row) in enumerate(found):
         colour, keeps = _style(name, row, number - 1)
@@ -123,7 +124,7 @@ def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]]) -> None:
             )
         axes.text(row.mean + spread + 0.015 * reach, number, f"{row.mean:.1f}", va="center")
     axes.set_xlim(0, 1.12 * reach if reach else 1)
-    axes.set_yticks(range(len(found)), [name for name, _ in found])
+    axes.set_yticks(range(len(found)), canvas.names(name for name, _ in found))
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_title("hatched: angles between neurons may change", fontsize=9)
+    axes.set_title(canvas.narrow("hatched: angles between neurons may change"), fontsize="medium")

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import stats
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
-from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.plots import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.rows import SOURCE, metric_of, rows
 from ctta_bench.analysis.table import Entry, Table
 
@@ -100,15 +99,15 @@ def rank_table(ranks: Ranks) -> Table:
     )
 
 
-def rank_figure(ranks: Ranks, stem: Path) -> list[Path]:
+def rank_figure(ranks: Ranks, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Mean ranks with half the critical difference to each side: who overlaps does not differ.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths.
     """
     labels = [str(label) for label in ranks.ranks.index]
     half = ranks.critical / 2
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 1.1 + 0.26 * len(labels)), layout="constrained")
+    with canvas.drawing():
+        figure = canvas.figure((6.4, 1.1 + 0.26 * len(labels)), 0.9 + 0.23 * len(labels))
         axes = figure.subplots()
         best = float(ranks.ranks.iloc[0])
         axes.axvspan(best - half, best + half, color="#EEEEEE", lw=0, zorder=0)
@@ -117,14 +116,15 @@ def rank_figure(ranks: Ranks, stem: Path) -> list[Path]:
             axes.errorbar(
                 rank, place, xerr=half, fmt="o", color=colour, ms=4.5, capsize=2.5, elinewidth=1
             )
-        axes.set_yticks(range(len(labels)), labels)
+        axes.set_yticks(range(len(labels)), canvas.names(labels))
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
-        axes.set_xlabel(
-            f"mean rank over {ranks.blocks} domains (1 is the best); methods whose bars\n"
-            f"do not overlap differ (Nemenyi, level {ALPHA}); grey: bars that reach it tie the best"
+        text = (
+            f"mean rank over {ranks.blocks} domains (1 is the best); methods whose bars do not "
+            f"overlap differ (Nemenyi, level {ALPHA}); grey: bars that reach it tie the best"
         )
-        put_title(figure, ranks.title)
+        canvas.below(figure, axes, text, screen=86)
+        canvas.title(figure, ranks.title)
         drawn = pd.DataFrame(
             {
                 "method": labels,

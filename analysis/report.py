@@ -5,30 +5,35 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis import notes
+from ctta_bench.analysis.by_setting import setting_tables
 from ctta_bench.analysis.calibration import calibration_table
+from ctta_bench.analysis.canvas import SCREEN, Canvas
 from ctta_bench.analysis.classes import class_figure, class_tables
 from ctta_bench.analysis.collect import Runs, load
 from ctta_bench.analysis.costs import cost_table
 from ctta_bench.analysis.folders import is_report
+from ctta_bench.analysis.forgetting import forgetting_table
 from ctta_bench.analysis.looks import DrawAttention, looks
+from ctta_bench.analysis.measured import find_records, measured_section
 from ctta_bench.analysis.order_sensitivity import order_tables
 from ctta_bench.analysis.page import DescribeMethods, Section, cell_pages, render, stream_data
 from ctta_bench.analysis.pairs import pair_table
 from ctta_bench.analysis.paper import PAPER, paper_table, with_paper
 from ctta_bench.analysis.pictures import picture_figures
 from ctta_bench.analysis.plots import bar_figure, stream_figure
-from ctta_bench.analysis.protocol import protocol_table, seed_table
+from ctta_bench.analysis.protocol import elsewhere, protocol_table, seed_table
 from ctta_bench.analysis.radar import settings_figure
 from ctta_bench.analysis.ranks import all_ranks, rank_figure, rank_table
 from ctta_bench.analysis.round_curves import round_figure
 from ctta_bench.analysis.rows import metric_of, rows, source_row
+from ctta_bench.analysis.severities import severity_tables
 from ctta_bench.analysis.stability import stability_table
 from ctta_bench.analysis.sweeps import Sweep, batch_size_sweeps, sweep_figure, sweeps
 from ctta_bench.analysis.table import Table
@@ -55,12 +60,15 @@ def write_report(
     draw_attention: DrawAttention | None = None,
     against: str | None = None,
     describe_methods: DescribeMethods | None = None,
+    canvas: Canvas = SCREEN,
+    workers: int = 1,
 ) -> ReportFiles:
     """Write `output` (default: DIRECTORY/report) with all that the runs below `directory` say.
 
     Where runs kept their models, that is also the geometry of these and, with `draw_attention`,
     what they attend to. `describe_methods` brings what the suite says of each method. `against`
-    "paper" puts the paper's printed numbers beside ours.
+    "paper" puts the paper's printed numbers beside ours. `canvas` tells how figures are laid out;
+    many folders are read by so many `workers`.
 
     The whole folder is made beside its place and swapped in, so that a report is never half new;
     an older report is replaced. Raises RunError if there is no cell, or if `output` exists and is
@@ -68,8 +76,10 @@ def write_report(
     """
     if against not in (None, PAPER):
         raise ConfigError(f"--against {against!r}: there is {PAPER!r} alone.")
-    runs = load(directory)
-    if runs.cells.empty:
+    runs = load(directory, workers)
+    measured, damaged = find_records(directory)
+    runs.left_out.extend(damaged)
+    if runs.cells.empty and not measured:
         reasons = "".join(f" {folder.name}: {reason}." for folder, reason in runs.left_out[:3])
         raise RunError(
             f"{directory}: no cell to report on; run one first, e.g. `ctta-bench grid quickstart`."
@@ -79,17 +89,21 @@ def write_report(
     with _swapped_in(output) as draft:
         main_tables, sections = [], []
         for group in runs.groups():
-            section = _section(group, draft, against)
+            section = _section(group, runs, draft, against, canvas)
             sections.append(section)
             main_tables.append(section.tables[0])
-        sections.append(_overall(runs, draft))
+        if main_tables:
+            sections.append(_overall(runs, draft, canvas))
         for number, sweep in enumerate(batch_size_sweeps(runs)):
             sections[-1].figures.extend(
-                _sweep_figures([sweep], draft / "figures" / f"sizes-{number + 1}")
+                _sweep_figures([sweep], draft / "figures" / f"sizes-{number + 1}", canvas)
             )
-        for look in looks(runs, draft, draw_attention):
+        for look in looks(runs, draft, draw_attention, canvas):
             shown = [(kind, text, _in_base64(png)) for kind, text, png in look.figures]
             sections.append(Section(look.title, look.text, look.tables, shown, cells=[]))
+        if measured:
+            sections.append(measured_section(measured, draft))
+            main_tables = main_tables or sections[-1].tables
         runs.results.to_csv(
             draft / "results.csv", index=False, float_format="%.10g", lineterminator="\n"
         )
@@ -129,16 +143,18 @@ def _swapped_in(output: Path) -> Iterator[Path]:
         shutil.rmtree(work)
 
 
-def _section(group: Runs, draft: Path, against: str | None) -> Section:
+def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: Canvas) -> Section:
     significance = significance_table(group)
     main, beside = main_table(group), None
     if against == PAPER:
         main, beside = with_paper(main, group), paper_table(group)
+    main = replace(main, footnotes=(*main.footnotes, *elsewhere(runs, group)))
     by_class = class_tables(group)
     made = (
         main,
         round_table(group),
         stability_table(group),
+        forgetting_table(group),
         beside,
         significance,
         pair_table(group),
@@ -161,13 +177,14 @@ def _section(group: Runs, draft: Path, against: str | None) -> Section:
         ("stream", "Errors along the stream", stream_figure),
         ("classes", "IoU by class of source and the best methods", class_figure),
     ):
-        if paths := draw(group, name.with_name(f"{name.name}-{kind}")):
+        if paths := draw(group, name.with_name(f"{name.name}-{kind}"), canvas):
             figures.append((kind, text, _in_base64(paths[0])))
             if kind == "stream":
-                stream = stream_data(pd.read_csv(paths[2]), f"{metric_of(group).mistakes} in %")
-    figures += _sweep_figures(sweeps(group), name)
+                stream = stream_data(pd.read_csv(paths[2]), metric_of(group).mistakes)
+    figures += _sweep_figures(sweeps(group), name, canvas)
     figures += [
-        ("pictures", text, _in_base64(paths[0])) for text, paths in picture_figures(group, name)
+        ("pictures", text, _in_base64(paths[0]))
+        for text, paths in picture_figures(group, name, canvas)
     ]
     return Section(
         notes.title(group),
@@ -180,27 +197,32 @@ def _section(group: Runs, draft: Path, against: str | None) -> Section:
     )
 
 
-def _overall(runs: Runs, draft: Path) -> Section:
+def _overall(runs: Runs, draft: Path, canvas: Canvas) -> Section:
     """What concerns all groups: their protocols, orders of domains, and ranks over them."""
-    tables = [protocol_table(runs), *order_tables(runs)]
+    tables = [
+        protocol_table(runs),
+        *setting_tables(runs),
+        *order_tables(runs),
+        *severity_tables(runs),
+    ]
     figures = []
     for ranks in all_ranks(runs):
         tables.append(rank_table(ranks))
-        paths = rank_figure(ranks, draft / "figures" / f"{ranks.name}-ranks")
+        paths = rank_figure(ranks, draft / "figures" / f"{ranks.name}-ranks", canvas)
         figures.append(("means", f"Mean ranks: {ranks.title}", _in_base64(paths[0])))
     for table in tables:
         table.write(draft / "tables")
-    text = "What the parts below have in common, and how the methods rank over their domains."
+    text = "The protocols of the parts above, and how the methods rank over their domains."
     return Section("Protocols and ranks", text, tables, figures, cells=[])
 
 
-def _sweep_figures(found: list[Sweep], name: Path) -> list[tuple[str, str, str]]:
+def _sweep_figures(found: list[Sweep], name: Path, canvas: Canvas) -> list[tuple[str, str, str]]:
     """Draw each sweep and return it as a figure of a section."""
     return [
         (
             "sweep",
             f"Mean over {sweep.key.replace('_', ' ')}; bars: ± standard deviation over seeds",
-            _in_base64(sweep_figure(sweep, name.with_name(f"{name.name}-{sweep.key}"))[0]),
+            _in_base64(sweep_figure(sweep, name.with_name(f"{name.name}-{sweep.key}"), canvas)[0]),
         )
         for sweep in found
     ]

@@ -2,20 +2,19 @@
 
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.notes import title
-from ctta_bench.analysis.plots import STYLE, line_style, put_title, save_figure
+from ctta_bench.analysis.plots import line_style
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows
 
 FEWEST = 3  # rounds that make a curve
 
 
-def round_figure(runs: Runs, stem: Path) -> list[Path]:
+def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each round, a line per method, with a band of ± one deviation over its seeds.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing for fewer than three
@@ -26,8 +25,8 @@ def round_figure(runs: Runs, stem: Path) -> list[Path]:
     if num_rounds < FEWEST or not found:
         return []
     curves = [_curve(row) for row in found]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    with canvas.drawing():
+        figure = canvas.figure((6.4, 3.6), 2.1)
         axes = figure.subplots()
         for place, (row, curve) in enumerate(zip(found, curves, strict=True)):
             style = line_style(place, is_source=row.method == SOURCE)
@@ -50,9 +49,9 @@ def round_figure(runs: Runs, stem: Path) -> list[Path]:
             )
         axes.set_xticks(range(1, num_rounds + 1))
         axes.set_xlabel("round")
-        axes.set_ylabel(metric_of(runs).text)
-        figure.legend(loc="outside right upper", frameon=False, handlelength=3)
-        put_title(figure, title(runs))
+        axes.set_ylabel(canvas.narrow(metric_of(runs).text))
+        canvas.legend(figure, handlelength=3)
+        canvas.title(figure, title(runs))
         return save_figure(figure, pd.concat(curves), stem)
 
 

@@ -131,7 +131,8 @@ def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
     """A label per cell: the method, and what tells it from other rows of that method.
 
     That is the preset if there are several, and the hyper-parameters that differ within a preset.
-    Cells that would still be two runs of one seed are told apart by the hash of their identity.
+    Cells of a group that would still be two runs of one seed are told apart by the hash of their
+    identity.
     """
     unadapted = {"": "", "warm-up": " (warm-up only)", "source": " (not adapted)"}
     labels = cells["method"].astype(str) + cells["starts_from"].map(unadapted)
@@ -141,7 +142,7 @@ def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
             name = f" ({preset})" if several_presets else ""
             for index, suffix in _differences(same_preset).items():
                 labels.loc[index] += name + suffix
-    doubled = pd.DataFrame({"label": labels, "seed": cells["seed"]}).duplicated(keep=False)
+    doubled = cells[["group", "seed"]].assign(label=labels).duplicated(keep=False)
     labels[doubled] += " [" + cells["cell"].str[-8:] + "]"
     return labels
 

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,8 +18,7 @@ from ctta_bench.analysis.folders import (
 )
 
 
-@dataclass(frozen=True)
-class StatusRow:
+class StatusRow(NamedTuple):
     """One cell. `done` and `total` count batches; None where not known.
 
     `attempt` counts from 1, `signal` is the last that interrupted it, `changed` when its batches
@@ -82,8 +81,7 @@ def _row(folder: Path) -> StatusRow:
         return _unknown(folder, str(error))
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """What a row takes from cell.yaml."""
 
     experiment: str
@@ -99,27 +97,35 @@ def _known(folder: Path) -> _Known:
     A file that is not laid out as our own writer does it is parsed.
     """
     try:
-        text = (folder / "cell.yaml").read_bytes().decode()
+        with FileIO(f"{folder}/cell.yaml") as file:  # thousands are read
+            text = file.readall().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
-    experiment, method, benchmark, seed, total = (_plain(text, key) for key in _KEYS)
+    experiment, method, benchmark, seed, total = _plain_values(text)
     if experiment and method and benchmark and seed.isdigit() and text.endswith("\n"):
         return _Known(experiment, method, benchmark, int(seed), _number(total))
     return _parsed(_texts(text))
 
 
-_KEYS = ("experiment: ", "method:\n  name: ", "benchmark:\n  name: ", "seed: ", "num_batches: ")
+_KEYS = (
+    "\nexperiment: ",
+    "\nmethod:\n  name: ",
+    "\nbenchmark:\n  name: ",
+    "\nseed: ",
+    "\nnum_batches: ",
+)
 _PLAIN = re.compile(r"[\w./-]+")
 
 
-def _plain(text: str, key: str) -> str:
-    """The plain scalar that stands after a key at the start of a line; "" if there is none."""
-    start = text.find(f"\n{key}")
-    if start < 0:
-        return ""
-    start += len(key) + 1
-    value = text[start : text.find("\n", start)]
-    return value if _PLAIN.fullmatch(value) else ""
+def _plain_values(text: str) -> list[str]:
+    """The plain scalars that stand after the keys of a file; "" where there is none."""
+    found = []
+    for key in _KEYS:
+        start = text.find(key)
+        first = start + len(key)
+        value = text[first : text.find("\n", first)] if start >= 0 else ""
+        found.append(value if _PLAIN.fullmatch(value) else "")
+    return found
 
 
 def _parsed(cell: dict[str, Any]) -> _Known:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.notes import title
 from ctta_bench.analysis.plots import (
@@ -19,9 +18,6 @@ from ctta_bench.analysis.plots import (
     DASHES,
     MARKERS,
     SOURCE_COLOUR,
-    STYLE,
-    put_title,
-    save_figure,
 )
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows, source_row
 
@@ -62,7 +58,7 @@ def sweeps(runs: Runs) -> list[Sweep]:
         key = _swept(settings)
         if key is None:
             continue
-        others = _others(settings, key)
+        others = _others(of_method, key)
         for row, values, line in zip(of_method, settings, others, strict=True):
             if key in values:
                 points.setdefault(key, []).append(_point(row, f"{method}{line}", values[key]))
@@ -93,7 +89,7 @@ def in_axis_order(found: Sequence[Row]) -> list[Row]:
         elif row is of_method[0]:
             places = [
                 (line, values.get(key, np.inf))
-                for values, line in zip(settings, _others(settings, key), strict=True)
+                for values, line in zip(settings, _others(of_method, key), strict=True)
             ]
             order = sorted(range(len(of_method)), key=places.__getitem__)
             ordered += [of_method[place] for place in order]
@@ -128,13 +124,13 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
     return found
 
 
-def sweep_figure(sweep: Sweep, stem: Path) -> list[Path]:
+def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """A line for each method, with bars of ± one deviation over seeds; the dashes are source.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    with canvas.drawing():
+        figure = canvas.figure((7.2, 3.4), 2.1)
         axes = figure.subplots()
         for number, (line, points) in enumerate(sweep.points.groupby("line", sort=False)):
             _draw(axes, str(line), points, number)
@@ -142,17 +138,21 @@ def sweep_figure(sweep: Sweep, stem: Path) -> list[Path]:
             axes.axhline(sweep.source, color=SOURCE_COLOUR, ls=(0, (4, 3)), lw=1.2, label=SOURCE)
         _scale(axes, sweep.points["value"])
         axes.set_xlabel(sweep.key.replace("_", " "))
-        axes.set_ylabel(sweep.metric)
-        put_title(figure, sweep.title)
-        axes.legend(frameon=False, handlelength=3)
+        axes.set_ylabel(canvas.narrow(sweep.metric))
+        canvas.title(figure, sweep.title)
+        canvas.legend(figure, handlelength=3)
         return save_figure(figure, sweep.points, stem)
 
 
+def _values(row: Row) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(str(row.cells["hyperparameters"].iloc[0]))
+    return values
+
+
 def _numbers(row: Row) -> dict[str, float]:
-    values = json.loads(str(row.cells["hyperparameters"].iloc[0]))
     return {
         key: value
-        for key, value in values.items()
+        for key, value in _values(row).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
@@ -166,11 +166,19 @@ def _swept(settings: Sequence[dict[str, float]]) -> str | None:
     return key if key is not None and counts[key] >= FEWEST else None
 
 
-def _others(settings: Sequence[dict[str, float]], key: str) -> list[str]:
-    """For each row what else differs among the numbers: ` std_weight=0.1`."""
-    keys = sorted({name for values in settings for name in values} - {key})
-    differing = [k for k in keys if len({values.get(k) for values in settings}) > 1]
+def _others(found: Sequence[Row], key: str) -> list[str]:
+    """For each row what else differs: ` std_weight=0.1`; numbers, words and switches alike."""
+    settings = [
+        {name: _shown(value) for name, value in _values(row).items() if name != key}
+        for row in found
+    ]
+    names = sorted({name for values in settings for name in values})
+    differing = [k for k in names if len({values.get(k) for values in settings}) > 1]
     return ["".join(f" {name}={values.get(name)}" for name in differing) for values in settings]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _point(row: Row, line: str, value: float) -> dict[str, Any]:
@@ -211,6 +219,7 @@ def _scale(axes: Axes, values: "pd.Series[float]") -> None:
     if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
         if shown[0] <= 0:
             axes.set_xscale("symlog", linthresh=positive[0])
+            axes.set_xlim(shown[0] - 0.2 * positive[0], 1.25 * shown[-1])
         else:
             axes.set_xscale("log")
     axes.set_xticks(shown, [f"{value:g}" for value in shown])

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from ctta_bench.analysis.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.collect import Runs
 from ctta_bench.analysis.notes import title
-from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR, STYLE, put_title, save_figure
+from ctta_bench.analysis.plots import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.rows import SOURCE, Row, metric_of, rows
 
 _PANELS = {  # the cost in the cells, and the axis
@@ -24,7 +23,7 @@ _PANELS = {  # the cost in the cells, and the axis
 FEWEST = 3  # methods
 
 
-def tradeoff_figure(runs: Runs, stem: Path) -> list[Path]:
+def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Mean of each method of one group over its time and its parameters.
 
     Filled marks joined by steps are the Pareto front: no other method is both cheaper and better.
@@ -42,21 +41,18 @@ def tradeoff_figure(runs: Runs, stem: Path) -> list[Path]:
     for name in panels:
         costs, badness = drawn[name].to_numpy(), metric.ascending * drawn["mean"].to_numpy()
         drawn[f"{name}_front"] = on_front(costs, badness)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * len(panels) + 2.0, 4.2), layout="constrained")
-        axes_of = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    with canvas.drawing():
+        lines, columns = canvas.panels(len(panels))
+        figure = canvas.figure((3.6 * len(panels) + 2.0, 4.2), 2.3 * lines)
+        axes_of = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
         for axes, name in zip(axes_of, panels, strict=True):
             _draw(axes, found, drawn, name)
-        axes_of[0].set_ylabel(f"mean {metric.text}")
+        for axes in axes_of[:lines]:
+            axes.set_ylabel(canvas.narrow(f"mean {metric.text}"))
         for place, row in enumerate(found):
             axes_of[0].plot([], [], ls="", **_mark(row, place), label=row.label)
-        figure.legend(
-            loc="outside right upper",
-            frameon=False,
-            fontsize=8,
-            title="hollow: off the Pareto front",
-        )
-        put_title(figure, title(runs))
+        canvas.legend(figure, fontsize="small", title="hollow: off the Pareto front")
+        canvas.title(figure, title(runs))
         return save_figure(figure, drawn, stem)
 
 

@@ -31,3 +31,13 @@ def test_every_file_that_the_docs_link_exists() -> None:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_heading_that_the_docs_link_exists() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#([\w-]+)\)", page.read_text("utf-8")):
+            if not link.startswith("http"):
+                target = (page.parent / link) if link else page
+                headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+                names = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
+                assert anchor in names, f"{page.name}: {link}#{anchor}"

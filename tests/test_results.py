@@ -1,13 +1,23 @@
-"""The pages of docs/results print what their stored tables say."""
+"""The pages of docs/results print what their stored tables say, and one command makes them."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from ctta_bench.analysis.geometry_table import scientific
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re.DOTALL)
+
+# The column of a printed table that is held against the stored one: its name there, its form here.
+SHOWN = {
+    "mean": ("mean", "{:.1f}".format),
+    "time": ("time", "{:.2f}".format),
+    "ΔS per pair": ("delta_s_per_pair", scientific),
+}
 
 
 def printed_tables():
@@ -30,11 +40,86 @@ def cells(text):
 def test_a_printed_table_shows_its_stored_means(page, file, text):
     stored = pd.read_csv(RESULTS / file, index_col=0)
     head, rows = cells(text)
-    column = next(name for name in ("mean", "time") if name in head)
-    printed = {row[0]: row[head.index(column)].split(" ")[0] for row in rows}
-    digits = {"mean": 1, "time": 2}[column]
-    assert printed == {label: f"{value:.{digits}f}" for label, value in stored[column].items()}
+    column = next(name for name in SHOWN if name in head)
+    printed = {row[0].removesuffix(" *"): row[head.index(column)].split(" ")[0] for row in rows}
+    key, shown = SHOWN[column]
+    assert printed == {label: shown(value) for label, value in stored[key].items()}
 
 
 def test_there_are_tables_to_hold():
     assert printed_tables()
+
+
+def load_script():
+    path = Path(__file__).parents[1] / "scripts" / "results.py"
+    spec = importlib.util.spec_from_file_location("results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load_script()
+INDEX = (RESULTS / "README.md").read_text("utf-8")
+
+
+def test_every_table_and_figure_of_the_paper_with_numbers_has_its_counterpart():
+    rows = [line for line in INDEX.splitlines() if line.startswith("| ")]
+    named = " ".join(row.split("|")[1] for row in rows)
+    tables = {int(number) for number in re.findall(r"\b\d+\b", re.sub(r"Figure \d+", "", named))}
+    assert tables >= set(range(1, 13))
+    assert {int(n) for n in re.findall(r"Figure (\d)", named)} == {1, 3, 4, 6, 7}
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_file_that_a_page_links_is_there(page):
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_what_the_index_links_is_made_by_the_command():
+    linked = {link for link in re.findall(r"\]\(([^)#]+)", INDEX) if link.endswith(("csv", "png"))}
+    assert linked <= set(SCRIPT.FILES)
+    assert all((RESULTS / file).is_file() for file in SCRIPT.FILES)
+
+
+def test_every_experiment_behind_a_file_is_run_by_its_page():
+    for file, (name, *_) in SCRIPT.FILES.items():
+        page = (RESULTS / f"{file.partition('/')[0]}.md").read_text("utf-8")
+        run = " ".join(SCRIPT.commands(page))
+        assert re.search(rf"(grid \S*\b|--out runs/){name}\b", run), name
+
+
+def test_a_page_s_commands_are_whole_lines_without_comments():
+    lines = ["A=1 ctta-bench grid x \\", "    --seeds 0   # long", "ls", "ctta-bench report runs/x"]
+    text = "\n".join(["```sh", *lines, "```\n"])
+    assert SCRIPT.commands(text) == ["A=1 ctta-bench grid x --seeds 0", "ctta-bench report runs/x"]
+
+
+def test_a_marked_table_is_printed_anew_in_the_columns_that_it_has():
+    old = "| method | mean |\n| --- | ---: |\n| old | 1 |"
+    page = f"a\n<!-- table: p/x.csv -->\n\n{old}\n<!-- /table -->\nb\n"
+    table = "Caption\n\n| method | fog | mean |\n| --- | ---: | ---: |\n| tent | 3 | **2** |\n"
+    assert SCRIPT.reprinted(page, "p/x.csv", table) == page.replace(
+        "| old | 1 |", "| tent | **2** |"
+    )
+    assert SCRIPT.reprinted(page, "p/y.csv", table) == page
+
+
+def test_means_of_rounds_are_found_in_a_table_by_round_and_domain():
+    page = "<!-- table: s/x.csv -->\n\n| method | round 1 | mean |\n<!-- /table -->\n"
+    table = "| method | round 1 fog | round 1 mean | all rounds mean |\n| tent | 1 | 2 | 3 |\n"
+    printed = "| method | round 1 | mean |\n| tent | 2 | 3 |"
+    assert SCRIPT.reprinted(page, "s/x.csv", table).split("\n\n")[1].startswith(printed)
+
+
+def test_a_file_is_taken_from_the_one_report_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(SCRIPT, "RESULTS", tmp_path / "docs")
+    (tmp_path / "docs" / "p").mkdir(parents=True)
+    (tmp_path / "docs" / "p.md").write_text("no table")
+    for name, regime in (("a", "true"), ("b", "lineage")):
+        (tmp_path / f"x-{name}.csv").write_text(name)
+        (tmp_path / f"x-{name}.md").write_text(f"pre-processing {regime}")
+    assert SCRIPT.take("p/x.csv", tmp_path, "x-?.csv", ["pre-processing lineage"]) == []
+    assert (tmp_path / "docs" / "p" / "x.csv").read_text() == "b"
+    (problem,) = SCRIPT.take("p/x.csv", tmp_path, "x-?.csv", [])
+    assert problem.startswith("p/x.csv: 2 files like")

@@ -5,12 +5,17 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
+from ctta_bench.environment import environment
 from ctta_bench.errors import RunError
+from ctta_bench.source_models.pretrained import load_source_model
+from ctta_bench.stream import as_input
 from ctta_bench.viewing import source_layers
 from tests.conftest import TOY
+from tests.methods import toy
 
 EXPERIMENT = """
 methods:
@@ -88,6 +93,32 @@ def test_attention_maps_of_the_kept_models_stand_side_by_side(runs, tmp_path):
         ]
     rows = pd.read_csv(maps.with_suffix(".csv"))
     assert rows["image"].tolist() == [0] * 3 + [5] * 3
+
+
+def test_looking_leaves_fused_attention_on_and_every_prediction_as_it_was(
+    runs, tmp_path, monkeypatch
+):
+    looked = []
+
+    def fused(*arguments, **options):
+        model = load_source_model(*arguments, **options)
+        for block in model.network.blocks:
+            block.attn.fused_attn = True
+        looked.append(model)
+        return model
+
+    monkeypatch.setattr("ctta_bench.viewing.load_source_model", fused)
+    before = environment(torch.device("cpu"))["attention"]
+    arguments = ("--domain", "dark", "--image", 3, "--image", 5, "--plugin", TOY)
+    assert ctta("attention", runs, *arguments, "--out", tmp_path).exit_code == 0
+    assert environment(torch.device("cpu"))["attention"] == before
+    assert len(looked) == 3
+    assert all(block.attn.fused_attn for model in looked for block in model.network.blocks)
+    images = as_input(toy.Toy().domain("dark").load(np.array([3, 5])))
+    with torch.no_grad():
+        predicted = torch.stack([model(images).argmax(-1) for model in looked], 1)
+    rows = pd.read_csv(next(tmp_path.glob("*.csv")))
+    assert rows["prediction"].tolist() == predicted.flatten().tolist()
 
 
 def test_the_model_of_the_domain_is_the_one_that_looks(runs, tmp_path):

@@ -118,12 +118,14 @@
       return { label: line.name, stroke: colour, width: 1.6, dash, show, points: { show: false } };
     });
 
+    const reset = (line, at) => (line.resets.includes(at) ? " (reset)" : "");
+
     function tell(chart) {
       const at = chart.cursor.idx;
       if (at == null) return;
       const values = data.lines
         .filter((_, number) => chart.series[number + 1].show)
-        .map((line) => `${line.name} ${line.y[at].toFixed(1)}`);
+        .map((line) => `${line.name} ${line.y[at].toFixed(1)}${reset(line, at)}`);
       const where = domainAt(data.bands, data.x[at]);
       read.textContent = `${data.x[at]} images, ${where}: ${values.join(", ")}`;
     }

@@ -1,5 +1,6 @@
 """Tables, figures and the page."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,9 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Its tables alone, with recomputed means; no runs.")
     ] = False,
+    columns: Annotated[
+        int | None, typer.Option(help="Figures 1 or 2 columns of a paper wide (3.25, 6.75 in).")
+    ] = None,
     format: Format = "text",
 ) -> None:
     """Write tables, figures and one HTML page from finished runs, and print the tables.
@@ -34,9 +38,18 @@ def report(
         return _print_quoted(out, as_json)
     if directory is None:
         raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
+    from ctta_bench.analysis.canvas import Canvas
     from ctta_bench.analysis.report import write_report
 
-    files = write_report(directory, out, _draw_attention, against, _describe_methods)
+    files = write_report(
+        directory,
+        out,
+        draw_attention=_draw_attention,
+        against=against,
+        describe_methods=_describe_methods,
+        canvas=Canvas(columns),
+        workers=os.cpu_count() or 1,
+    )
     if as_json:
         tables = [
             {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
@@ -82,21 +95,26 @@ def _as_record(table: Any) -> dict[str, Any]:
 
 def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """What the registry says of each method, read from its file without importing it."""
+    from ctta_bench.analysis.verdicts import parity_words
+
     entries = registry.METHODS.entries()
     kept = ("paper", "checked_against", "source_access", "warmup_access")
-    return {
-        name: {
-            "description": entries[name].description,
-            **{key: str(entries[name].attributes.get(key) or "") for key in kept},
-            "parity": f"`ctta-bench parity {name}` holds it against the official implementation",
+    found = {}
+    for name in names:
+        if name not in entries:
+            continue
+        entry = entries[name]
+        is_ours = entry.module.startswith("ctta_bench.methods")
+        found[name] = {
+            "description": entry.description,
+            **{key: str(entry.attributes.get(key) or "") for key in kept},
+            "parity": parity_words(name) if is_ours else "not recorded: it is a plug-in",
         }
-        for name in names
-        if name in entries
-    }
+    return found
 
 
-def _draw_attention(runs: Any, folder: Path) -> Any:
+def _draw_attention(runs: Any, folder: Path, canvas: Any) -> Any:
     """Attention figures of a report; torch is loaded where a run kept its models, not before."""
     from ctta_bench.viewing import draw_attention
 
-    return draw_attention(runs, folder)
+    return draw_attention(runs, folder, canvas)

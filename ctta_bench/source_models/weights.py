@@ -27,6 +27,14 @@ RECORD = "ctta_bench"  # key of a safetensors file's metadata: what `train-sourc
 LISTED_KEYS = 5
 _DAMAGE = (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, TypeError)
 
+# Parts of names in checkpoints that official codes, PEFT and our own warm-ups leave.
+_ADAPTERS = {
+    "vida_down": "ViDA's adapters (vida_down, vida_up)",
+    "hra_u": "PAID's rotations (hra_u)",
+    "lora_A": "LoRA's matrices (lora_A, lora_B)",
+    "random_state": "what a method learnt in its warm-up",
+}
+
 # Loggers, counters and arguments that trainers save beside the weights.
 _BYSTANDERS = (
     *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
@@ -121,11 +129,12 @@ def recorded_beside(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(wanted: dict[str, Tensor], given: dict[str, Tensor], where: str) -> None:
-    if any("vida_down" in key for key in given):
-        raise DataError(
-            f"{where}: it holds ViDA's adapters (vida_down, vida_up), so it is a warmed-up model; "
-            "give the source model's own weights."
-        )
+    for part, whose in _ADAPTERS.items():
+        if any(part in key for key in given):
+            raise DataError(
+                f"{where}: it holds {whose}, so it is a warmed-up model; give the source model's "
+                "own weights."
+            )
     problems = list(_mismatches(wanted, given))
     if problems:
         listed, more = problems[:LISTED_KEYS], len(problems) - LISTED_KEYS

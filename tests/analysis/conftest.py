@@ -41,10 +41,13 @@ def write_cell(
     counters: Mapping[str, int] | None = None,
     env: Mapping[str, Any] | None = None,
     cost: Mapping[str, float] | None = None,
+    probes: Sequence[Mapping[str, Any]] = (),
+    labels: Mapping[str, int] | None = None,
 ) -> Path:
     """Write one cell; `rates` gives the error rate in [0, 1] per domain, for one or more rounds.
 
-    Images are numbered 0..n-1 in every domain and have label = number mod 10.
+    Images are numbered 0..n-1 in every domain and have label = number mod 10, or mod `labels` of
+    the domain.
     """
     rounds = [rates] if isinstance(rates, Mapping) else list(rates)
     domains = list(rounds[0])
@@ -94,13 +97,13 @@ def write_cell(
     (folder / "env.json").write_text(
         json.dumps({"torch": "2.6.0", "timm": "1.0.15", **(env or {})})
     )
-    label = np.arange(n) % NUM_CLASSES
     order = np.random.default_rng(seed).permutation(n)
     arrays: dict[str, list[np.ndarray]] = {}
     lines, parts = [], []
     for step, rate in enumerate(rounds):
         entries = []
         for position, domain in enumerate(domains):
+            label = np.arange(n) % (labels or {}).get(domain, NUM_CLASSES)
             errors = round(rate[domain] * n)
             wrong = wrong_answers(n, errors, 1000 * seed + position if shuffle_errors else None)
             prediction = np.where(wrong, (label + 1) % NUM_CLASSES, label)
@@ -174,6 +177,7 @@ def write_cell(
         "model_sha256": sha,
         "source_accuracy": 91.2,
     }
+    result |= {"source_probes": list(probes)} if probes else {}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 

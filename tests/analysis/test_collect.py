@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import yaml
 
-from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load, normalisation_text
+from ctta_bench.analysis.cells import normalisation_text
+from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load
 from ctta_bench.analysis.folders import read_cell
 from ctta_bench.errors import RunError
 
@@ -22,7 +23,7 @@ def test_results_are_tidy_and_errors_are_in_percent(cell, runs_dir):
     errors = results[results["metric"] == "error"].set_index("domain")["value"]
     assert list(results.columns) == RESULT_COLUMNS
     assert errors.to_dict() == {"gaussian_noise": 40.0, "fog": 20.0}
-    assert set(results["metric"]) == {"error", "ece", "nll", "brier"}
+    assert set(results["metric"]) == {"error", "class_error", "ece", "nll", "brier"}
     assert set(results["seed"]) == {3}
     assert set(results["preprocessing"]) == {"true"}
 
@@ -221,6 +222,13 @@ def test_the_normalisation_is_told_in_words(mean, std, text):
         "a: {x: 1,\nb: 2}\n",
         "a: 1\na: 2\n",
         'a: 1\n"b": 2\nc: 2001-01-01\n',
+        "seed: 0\nnum_batches: 30\n",
+        "seed: 012\nnum_batches: 1_000\n",
+        "seed: 1:30\nnum_batches: -1\n",
+        "warmup: a-b\n",
+        "warmup: yes-\n",
+        "warmup: 1e-5\n",
+        "warmup: ab-c.d_e-0\nseed: 0x1f\n",
     ],
 )
 def test_a_cell_yaml_read_by_blocks_is_the_one_read_whole(tmp_path, text):

@@ -6,6 +6,7 @@ import pytest
 
 from ctta_bench.analysis.calibration import calibration_table
 from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.forgetting import forgetting_table
 from ctta_bench.analysis.order_sensitivity import order_of, order_tables
 from ctta_bench.analysis.pairs import pair_table
 from ctta_bench.analysis.protocol import protocol_table, seed_table
@@ -94,6 +95,34 @@ def test_clean_images_in_the_stream_show_what_was_forgotten(cell, runs_dir):
     assert [entry.text for entry in dict(table.lines)["tent"][-2:]] == ["10.0", "30.0"]
 
 
+def probe(step, domain, accuracy):
+    return {"batches": 0, "round": step, "domain": domain, "accuracy": accuracy}
+
+
+def test_accuracy_on_source_images_is_told_before_along_and_after(cell, runs_dir):
+    for seed, shift in ((0, 0.0), (1, 2.0)):
+        probes = [probe(None, None, 90), probe(0, "fog", 80 + shift), probe(0, "snow", 84 + shift)]
+        cell("tent", {"fog": 0.4, "snow": 0.4}, n=20, seed=seed, probes=probes)
+    cell("source", {"fog": 0.5, "snow": 0.5}, n=20)
+    table = forgetting_table(load(runs_dir))
+    assert table.header == ("method", "before", "after fog", "after snow", "lowest", "forgotten")
+    texts = {label: [entry.text for entry in line] for label, line in table.lines}
+    assert texts == {"tent": ["90.0", "81.0", "85.0", "81.0", "+5.0"]}
+
+
+def test_rounds_that_were_probed_stand_one_by_one(cell, runs_dir):
+    probes = [probe(None, None, 90), probe(0, "snow", 80), probe(1, "snow", 91)]
+    cell("tent", [{"fog": 0.4, "snow": 0.4}] * 2, n=20, probes=probes)
+    table = forgetting_table(load(runs_dir))
+    assert table.header[1:4] == ("before", "after round 1", "after round 2")
+    assert table.frame.loc["tent", ["lowest", "forgotten"]].tolist() == [80, -1]
+
+
+def test_runs_without_probes_have_no_such_table(cell, runs_dir):
+    cell("tent", {"fog": 0.4})
+    assert forgetting_table(load(runs_dir)) is None
+
+
 def test_one_round_has_no_stability(cell, runs_dir):
     cell("tent", {"fog": 0.4})
     assert stability_table(load(runs_dir)) is None
@@ -150,6 +179,8 @@ def test_the_protocols_stand_side_by_side(cell, runs_dir):
     table = protocol_table(load(runs_dir))
     assert sorted(table.frame["batch size"]) == ["10", "20"]
     assert sorted(table.frame["cells done"]) == ["0/1", "1/1"]
+    assert table.header == ("protocol", "batch size", "metric", "seeds", "cells done")
+    assert "Of all: benchmark mini_c; setting continual; severity 5;" in table.caption
 
 
 def test_seeds_stand_one_by_one_and_a_missing_one_is_a_dash(cell, runs_dir):

@@ -237,7 +237,7 @@ def test_cells_that_share_a_name_keep_the_report_s_own_label(write, runs_dir):
 def test_a_report_shows_geometry_and_attention_where_models_were_kept(runs):
     drawn = []
 
-    def draw_attention(found, folder):
+    def draw_attention(found, folder, canvas):
         drawn.append(len(found.cells))
         (folder / "maps.png").write_bytes(b"png")
         return [("what it shows", [folder / "maps.png"])]
@@ -256,7 +256,7 @@ def test_a_report_shows_geometry_and_attention_where_models_were_kept(runs):
 
 
 def test_what_cannot_be_drawn_is_said_and_takes_nothing_from_the_report(write, runs_dir):
-    def draw_attention(found, folder):
+    def draw_attention(found, folder, canvas):
         raise RunError("this network has no attention.")
 
     keep(write(runs_dir, "paid", RATES), network(), "last")

@@ -243,7 +243,7 @@ def test_classification_and_segmentation_are_never_averaged_together(streets, ce
     }
     results = pd.read_csv(report.results)
     assert set(results.loc[results["benchmark"] == "mini_c", "metric"]) == {
-        "error", "ece", "nll", "brier",
+        "error", "class_error", "ece", "nll", "brier",
     }  # fmt: skip
     page = report.page.read_text()
     assert "tent has the lowest error, 20.0 %" in page

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 from matplotlib.figure import Figure
 
+from ctta_bench.analysis.canvas import SCREEN
 from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.plots import put_title
 from ctta_bench.analysis.sweeps import batch_size_sweeps, sweep_figure, sweeps
 from ctta_bench.analysis.tables import main_table
 
@@ -35,6 +36,19 @@ def test_a_second_swept_value_makes_a_line_each(runs_dir, cell):
     (sweep,) = sweeps(only_group(runs_dir))
     assert sweep.key == "lr"
     assert sorted(set(sweep.points["line"])) == ["paid weight=0", "paid weight=1"]
+
+
+def test_a_switch_beside_the_swept_value_makes_a_line_each(runs_dir, cell):
+    for samples in (50, 100, 300):
+        for is_on in (False, True):
+            settings = {"source_samples": samples, "entropy_filter": is_on}
+            cell("paid", {"noise": 0.1 + 0.2 * is_on}, hyperparameters=settings)
+    (sweep,) = sweeps(only_group(runs_dir))
+    lines = sweep.points.groupby("line")["mean"].unique().to_dict()
+    assert {line: means.tolist() for line, means in lines.items()} == {
+        "paid entropy_filter=false": [pytest.approx(10)],
+        "paid entropy_filter=true": [pytest.approx(30)],
+    }
 
 
 def test_two_values_and_words_make_no_curve(runs_dir, cell):
@@ -71,7 +85,8 @@ def test_a_table_of_a_sweep_follows_the_swept_value_with_source_first(runs_dir, 
 def test_a_long_title_stays_inside_its_figure(tmp_path):
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     figure.subplots()
-    put_title(figure, "fashion_c, continual, severity 5 – fashion_vit (a1295d7b), pre-processing W")
+    text = "fashion_c, continual, severity 5 – fashion_vit (a1295d7b), pre-processing W"
+    SCREEN.title(figure, text)
     figure.savefig(tmp_path / "figure.png")
     box = figure._suptitle.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1

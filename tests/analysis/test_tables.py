@@ -1,6 +1,3 @@
-import shutil
-import subprocess
-
 import numpy as np
 import pytest
 
@@ -262,26 +259,6 @@ def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
         assert part in text
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     assert text.isascii()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_latex_compiles(cell, runs_dir, tmp_path):
-    cell("source", SOURCE, collapsed=["fog"])
-    cell("pseudo_label", RATES, hyperparameters={"a_b": "50%"}, counters={"resets": 1})
-    cell("pseudo_label", RATES, hyperparameters={"a_b": "~^\\"})
-    table = only_table(runs_dir)
-    significance = significance_table(load(runs_dir))
-    document = (
-        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
-        + table.to_latex()
-        + significance.to_latex()
-        + r"\end{document}"
-    )
-    (tmp_path / "t.tex").write_text(document)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:]
 
 
 def test_short_names_are_the_papers_unless_two_would_be_the_same():

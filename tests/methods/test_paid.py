@@ -1,25 +1,45 @@
 """The invariants of PAID. Names as in its file: m magnitude, U vectors, Ŵ direction, O rotation."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import timm
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ctta_bench.errors import DataError, MethodError
+from ctta_bench.analysis.geometry import compare_layers, pooled, source_layer
+from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.injection import merge
-from ctta_bench.parts.moments import SourceStatistics
+from ctta_bench.presets import preset_values
 from ctta_bench.registry import METHODS
-from tests.methods import build, changed, make, pictures, snapshot, source_images, tensors, toy
+from tests.methods import build, changed, make, pictures, source_images, tensors, toy
 
 PAID = METHODS.get("paid")
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}
 COMPONENTS = ("magnitude", "direction", "orthogonal", "magnitude_direction", "magnitude_orthogonal")
+EXACT = {"atol": 1e-10, "rtol": 1e-10}
 LAYER = "blocks.1.mlp.fc1"  # 24 inputs, 96 neurons
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products inside by the shape of their result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: Counter[tuple[int, ...]] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        result = function(*arguments, **(options or {}))
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.shapes[tuple(result.shape)] += 1
+        return result
 
 
 def adapted(steps: int = 3, **arguments: Any) -> Method:
@@ -89,16 +109,18 @@ def test_the_magnitude_is_the_norm_of_each_neuron() -> None:
         torch.testing.assert_close(norms, weight.magnitude.abs(), atol=0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [2, 12])
-def test_the_rotation_is_orthogonal_with_determinant_one(rank: int) -> None:
-    method = adapted(rank=rank, **DOUBLE)
+@pytest.mark.parametrize(("rank", "paired", "sign"), [(2, True, 1), (12, True, 1), (3, False, -1)])
+def test_the_rotation_is_orthogonal_and_each_reflection_turns_the_determinants_sign(
+    rank: int, paired: bool, sign: int
+) -> None:
+    method = adapted(rank=rank, paired_init=paired, **DOUBLE)
     vectors = method.trainable[f"{LAYER}.vectors"].detach()
     rotation = chain(torch.eye(24, dtype=torch.float64), vectors)
     ours = dict(method.directions())[f"{LAYER}.adapters.m"]
     got = torch.linalg.lstsq(ours.unit_neurons(), ours() / ours.magnitude).solution
     torch.testing.assert_close(got, rotation, atol=1e-10, rtol=0)
     torch.testing.assert_close(got.T @ got, torch.eye(24, dtype=torch.float64))
-    assert torch.linalg.det(got).item() == pytest.approx(1)
+    assert torch.linalg.det(got).item() == pytest.approx(sign)
 
 
 def test_chain_compact_and_low_rank_forms_and_the_merged_layer_agree() -> None:
@@ -118,6 +140,43 @@ def test_chain_compact_and_low_rank_forms_and_the_merged_layer_agree() -> None:
         torch.testing.assert_close(plain(x), expected, atol=1e-10, rtol=0)
 
 
+def test_rotations_that_are_made_together_are_those_made_one_by_one() -> None:
+    method, images = adapted(**DOUBLE), pictures(8).double()
+    together, _ = method.passed(images)
+    together[0].square().sum().backward()
+    gradients = {name: p.grad for name, p in method.trainable.items()}
+    method.optimizer_zero_grad()
+    alone = method.model.features(images)  # each layer on its own
+    torch.testing.assert_close(together[0], alone, **EXACT)
+    alone.square().sum().backward()
+    for name, parameter in method.trainable.items():
+        torch.testing.assert_close(gradients[name], parameter.grad, **EXACT)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_the_rotation_stays_orthogonal_in_half_precision(precision: Any) -> None:
+    """T and its solution are made in float32 whatever the network computes in."""
+    method = adapted(precision=precision)
+    with torch.no_grad(), method._autocast():
+        made = [(weight.weight, weight()) for _, weight in method.directions()]
+    assert max(float((after - before).abs().max()) for before, after in made) > 1e-2
+    for before, after in made:
+        assert after.dtype == torch.float32
+        assert float((cosines(after) - cosines(before)).abs().max()) <= 1e-5
+
+
+def test_a_fused_projection_is_one_product_forward_and_one_backward() -> None:
+    method = build("paid")
+    with Products() as seen:
+        method(pictures(8))
+    tokens, width = 8 * 5, 24
+    # Four blocks; the first has nothing to pass a gradient to. The product with q, k and v alike.
+    assert seen.shapes[tokens, 3 * width] == 4
+    inner = [shape for shape in seen.shapes.elements() if shape == (tokens, width)]
+    # Forward the outputs of attention and MLP, backward what enters qkv, attention's output, fc1.
+    assert len(inner) == 4 * 2 + 3 + 4 + 4
+
+
 def test_the_length_of_the_vectors_does_not_matter() -> None:
     method = adapted()
     with torch.no_grad():
@@ -125,6 +184,17 @@ def test_the_length_of_the_vectors_does_not_matter() -> None:
         for name, parameter in method.trainable.items():
             parameter *= torch.linspace(-3, 5, 12) if name.endswith("vectors") else 1
         torch.testing.assert_close(method.model(pictures(4)), before, atol=1e-5, rtol=0)
+
+
+def test_a_vector_of_zeros_reflects_nothing() -> None:
+    weight = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    adapter = PAID.adapter(weight, PAID.Hyperparameters(rank=3, paired_init=False))
+    with torch.no_grad():
+        adapter.vectors[:, 1] = 0
+        others = adapter.vectors[:, [0, 2]].clone()
+    torch.testing.assert_close(adapter(), chain(weight, others), **EXACT)
+    adapter().square().sum().backward()
+    assert bool(adapter.vectors.grad.isfinite().all())
 
 
 def test_rotating_the_other_side_would_change_the_angles() -> None:
@@ -194,30 +264,30 @@ def test_only_magnitudes_and_vectors_change() -> None:
     assert len(method.trainable) == 2 * 4 * 6
 
 
+MEASURES = {"delta_m", "delta_a", "delta_s_per_pair"}
+
+
 @pytest.mark.parametrize(
-    ("component", "kinds", "lengths", "angles"),
+    ("component", "kinds", "moved"),
     [
-        ("magnitude", {"magnitude"}, True, False),
-        ("direction", {"direction"}, False, True),
-        ("orthogonal", {"vectors"}, False, False),
-        ("magnitude_direction", {"magnitude", "direction"}, True, True),
-        ("magnitude_orthogonal", {"magnitude", "vectors"}, True, False),
+        ("magnitude", {"magnitude"}, {"delta_m"}),
+        ("direction", {"direction"}, {"delta_a", "delta_s_per_pair"}),
+        ("orthogonal", {"vectors"}, {"delta_a"}),
+        ("magnitude_direction", {"magnitude", "direction"}, MEASURES),
+        ("magnitude_orthogonal", {"magnitude", "vectors"}, {"delta_m", "delta_a"}),
     ],
 )
 def test_each_component_changes_only_its_part(
-    component: str, kinds: set[str], lengths: bool, angles: bool
+    component: str, kinds: set[str], moved: set[str]
 ) -> None:
-    method = adapted(component=component)
+    """Lengths, angles to the start and angles between neurons, as the experiments measure them."""
+    method = adapted(component=component, **DOUBLE)
     assert {name.rsplit(".", 1)[1] for name in method.trainable} == kinds
-    before, after = rows(source_weights()), rows(weights_of(method))
-    assert (largest(before, after, lambda w: w.norm(dim=1)) > 1e-4) == lengths
-    assert (largest(before, after, cosines) > 1e-4) == angles
-    assert largest(before, after, lambda w: w) > 1e-3
-
-
-def test_magnitudes_alone_keep_every_direction() -> None:
-    before, after = rows(source_weights()), rows(weights_of(adapted(component="magnitude")))
-    assert largest(before, after, lambda w: w / w.norm(dim=1, keepdim=True)) < 1e-6
+    before = {name: source_layer(w.numpy()) for name, w in rows(source_weights()).items()}
+    after = {name: w.numpy() for name, w in rows(weights_of(method)).items()}
+    found = pooled(compare_layers(before, after, "adapted"))
+    assert {measure for measure in MEASURES if found[measure] > 1e-4} == moved
+    assert all(found[measure] < 1e-9 for measure in MEASURES - moved)
 
 
 ROLE_OF = {"proj.weight": "o", "fc1.weight": "m", "fc2.weight": "m"}
@@ -241,8 +311,10 @@ def test_the_last_blocks_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("rank", "skipped", "count"),
     [
+        (2, 0, 248_832),
         (2, 3, 186_624),
         (8, 0, 746_496),
+        (10, 3, 684_288),
         (12, 0, 1_078_272),
         (12, 3, 808_704),
         (14, 0, 1_244_160),
@@ -255,6 +327,35 @@ def test_vit_base_has_the_published_numbers_of_parameters(
         model = SourceModel(timm.create_model("vit_base_patch16_224"))
         method = PAID(model, PAID.Hyperparameters(rank=rank, skip_last_blocks=skipped))
     assert sum(p.numel() for p in method.trainable.values()) == count
+
+
+@pytest.mark.parametrize(
+    ("preset", "benchmark", "lr", "rank", "weight", "skipped", "chunks"),
+    [
+        ("paper", "imagenet_c", 2e-4, 12, 0.1, 0, 1),
+        ("paper", "cifar10_c", 8e-5, 12, 1.0, 0, 1),
+        ("paper", "cifar100_c", 8e-5, 12, 1.0, 0, 1),
+        ("paper", "cityscapes_acdc", 1e-4, 12, 1.0, 0, 1),
+        ("code", "imagenet_c", 2e-4, 12, 0.0, 3, 1),
+        ("code", "cifar10_c", 8e-5, 14, 1.0, 0, 4),
+        ("code", "cifar100_c", 8e-5, 2, 1.0, 0, 4),
+    ],
+)
+def test_the_presets_are_the_papers_text_and_the_official_code(
+    preset: str, benchmark: str, lr: float, rank: int, weight: float, skipped: int, chunks: int
+) -> None:
+    hp = PAID.Hyperparameters(**preset_values("paid", preset, benchmark))
+    found = (hp.lr, hp.rank, hp.std_weight, hp.skip_last_blocks, hp.chunks)
+    assert found == (lr, rank, weight, skipped, chunks)
+    assert (hp.optimizer, hp.betas, hp.weight_decay) == ("adamw", (0.9, 0.999), 0.0)
+    source = {"paper": (500, False, False), "code": (3000, True, True)}[preset]
+    assert (hp.source_samples, hp.entropy_filter, hp.faithful) == source
+    # The warm-up: its epochs, images a batch, and augmentation; there is none for segmentation.
+    warmups = {"imagenet_c": (3, 128, "colour"), "cityscapes_acdc": (0, 128, "none")}
+    expected = warmups.get(benchmark, (10, 64, "crop"))
+    recipe = (hp.warmup_epochs, hp.warmup_batch_size, hp.warmup_augmentation)
+    assert recipe == expected
+    assert (hp.warmup_optimizer, hp.warmup_lr) == ("sgd", 0.05)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 11])
@@ -274,192 +375,6 @@ def test_layers_name_each_role_at_most_once(layers: str) -> None:
 def test_a_model_without_linear_roles_is_refused() -> None:
     with pytest.raises(MethodError, match="toy_cnn has no linear layer of role q, k, v, o, m"):
         build("paid", "toy_cnn")
-
-
-# -- statistics and parts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_source_statistics_are_those_of_the_source_weights(paired: bool) -> None:
-    method = build("paid", paired_init=paired, source_samples=32)
-    network = SourceModel(toy.toy_vit().eval())
-    images = torch.cat(list(source_images().batches()))[:32]
-    with torch.no_grad():
-        features = network.features(images)
-    torch.testing.assert_close(method.source.mean, features.mean(0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(method.source.std, features.std(0, correction=1), atol=1e-5, rtol=0)
-    assert method.source.images == 32
-
-
-@pytest.mark.parametrize("regime", ["lineage", "true"])
-@pytest.mark.parametrize("choice", ["stream", "official"])
-def test_source_statistics_are_of_the_inputs_that_are_asked_for(regime: Any, choice: str) -> None:
-    """The official code normalises source images, and feeds raw ones from the stream."""
-    network = toy.toy_vit().eval()
-    network.pretrained_cfg = {"mean": (0.2, 0.4, 0.6), "std": (0.5, 0.25, 0.5)}
-    method = METHODS.get("paid")(
-        SourceModel(copy.deepcopy(network), preprocessing=regime),
-        METHODS.get("paid").Hyperparameters(source_samples=32, stats_preproc=choice),
-    )
-    source = source_images()
-    method.start(source)
-    images = torch.cat(list(source.batches()))[:32]
-    is_raw = (regime, choice) == ("lineage", "stream")
-    mean, std = (torch.tensor(network.pretrained_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
-    inputs = images if is_raw else (images - mean) / std
-    with torch.no_grad():
-        features = network.forward_head(network.forward_features(inputs), pre_logits=True)
-    torch.testing.assert_close(method.source.mean, features.mean(0), atol=1e-5, rtol=0)
-    # The stream goes on as its regime says.
-    fed = images if regime == "lineage" else (images - mean) / std
-    torch.testing.assert_close(method.model.preprocess(images), fed)
-
-
-def test_a_filter_that_keeps_no_source_image_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"0 source images are left .* entropy < 0\.15"):
-        build("paid", entropy_filter=True)
-
-
-def distance(features: Tensor, source: SourceStatistics) -> Tensor:
-    """The objective with a weight of 1, written out."""
-    return (features.mean(0) - source.mean).norm() + (features.std(0) - source.std).norm()
-
-
-@pytest.mark.parametrize(("n", "sizes"), [(8, [2, 2, 2, 2]), (6, [2, 2, 2]), (9, [3, 3, 3])])
-def test_parts_of_a_batch_are_averaged(n: int, sizes: list[int]) -> None:
-    # A plain step of length 1: the change of a parameter is its gradient.
-    settings = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, **DOUBLE}
-    method = build("paid", chunks=4, **settings)
-    images, before = pictures(n).double(), snapshot(method)
-    features = method.model.features(images).split(sizes)
-    loss = sum(distance(part, method.source) for part in features) / len(sizes)
-    loss.backward()
-    expected = {name: before[name] - p.grad for name, p in method.trainable.items()}
-    method.optimizer_zero_grad()
-    method(images)
-    for name, parameter in method.trainable.items():
-        torch.testing.assert_close(parameter.detach(), expected[name], atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize(("n", "chunks"), [(8, 4), (9, 4), (7, 2), (3, 8)])
-@pytest.mark.parametrize("name", ["paid", "lora", "dora"])
-def test_parts_in_two_passes_make_the_step_of_the_whole_batch(
-    name: str, n: int, chunks: int
-) -> None:
-    plain = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, **DOUBLE}
-    whole, parts = build(name, **plain), build(name, chunks=chunks, two_pass=True, **plain)
-    images = pictures(n).double()
-    torch.testing.assert_close(parts(images), whole(images), atol=1e-10, rtol=0)
-    torch.testing.assert_close(parts.loss, whole.loss, atol=1e-10, rtol=0)
-    for key, parameter in whole.trainable.items():
-        torch.testing.assert_close(parts.trainable[key], parameter, atol=1e-10, rtol=0)
-    assert parts.passes.forward_images == 2 * n
-    assert parts.passes.backward_images == n
-
-
-def test_two_passes_leave_out_an_update_that_is_not_finite() -> None:
-    method = build("paid", chunks=2, two_pass=True, lr=0.01)
-    images, before = pictures(8), tensors(method.model)
-    images[7] = torch.nan
-    method(images)
-    assert changed(before, method.model) == set()
-    assert method.counters["skipped_updates"] == 1
-
-
-def test_parts_give_the_same_logits_and_another_update() -> None:
-    whole, parts = build("paid", lr=0.01), build("paid", lr=0.01, chunks=4)
-    torch.testing.assert_close(whole(pictures(8)), parts(pictures(8)), atol=1e-5, rtol=0)
-    assert (whole(pictures(8)) - parts(pictures(8))).abs().max() > 1e-3
-
-
-def test_one_image_is_aligned_by_its_mean_alone() -> None:
-    method = build("paid")
-    with torch.no_grad():
-        expected = (method.model.features(pictures(1))[0] - method.source.mean).norm()
-    method(pictures(1))
-    torch.testing.assert_close(method.loss, expected)
-
-
-def test_single_images_can_be_aligned_by_running_moments() -> None:
-    method, images = build("paid", single_image="ema", lr=1e-3), pictures(12) * 0.4
-    losses = []
-    for image in images.split(1):
-        method(image)
-        losses.append(method.loss.item())
-    assert all(bool(p.isfinite().all()) for p in method.trainable.values())
-    assert method.counters["skipped_updates"] == 0
-    # Unlike the mean alone, whose distance from the source's is that of one image.
-    with torch.no_grad():
-        alone = (method.model.features(images[:1])[0] - method.source.mean).norm()
-    assert losses[0] < 0.5 * alone
-
-
-def test_batches_are_no_matter_of_running_moments() -> None:
-    ema, skip = build("paid", single_image="ema", lr=0.01), build("paid", lr=0.01)
-    for images in pictures(16).split(8):
-        assert torch.equal(ema(images), skip(images))
-
-
-def test_a_reset_takes_running_moments_back_to_the_source() -> None:
-    method = build("paid", single_image="ema", lr=1e-3)
-    before = method.running.mean.clone()
-    method(pictures(1))
-    assert not torch.equal(method.running.mean, before)
-    method.reset()
-    assert torch.equal(method.running.mean, before)
-
-
-def test_one_image_is_an_error_on_request() -> None:
-    with pytest.raises(MethodError, match="one image has no standard deviation"):
-        build("paid", single_image="error")(pictures(1))
-
-
-@pytest.mark.parametrize(
-    ("n", "chunks", "std_weight"), [(1, 1, 1.0), (1, 1, 0.0), (5, 4, 1.0), (13, 4, 1.0)]
-)
-def test_only_faithful_turns_a_part_of_one_image_into_nan(
-    n: int, chunks: int, std_weight: float
-) -> None:
-    options = {"chunks": chunks, "std_weight": std_weight}
-    ours, official = build("paid", **options), build("paid", faithful=True, **options)
-    for method in (ours, official):
-        assert bool(method(pictures(n)).isfinite().all())
-    assert all(bool(p.isfinite().all()) for p in ours.trainable.values())
-    assert ours.counters["skipped_updates"] == 0
-    assert all(bool(p.isnan().all()) for p in official.trainable.values())
-
-
-def test_faithful_divides_by_the_parts_asked_for() -> None:
-    # Six images make three parts of two; the official code divides by four all the same.
-    options = {"chunks": 4, "optimizer": "sgd", "lr": 1.0, "momentum": 0.0, **DOUBLE}
-    steps = []
-    for faithful in (False, True):
-        method = build("paid", faithful=faithful, **options)
-        before = snapshot(method)
-        method(pictures(6).double())
-        steps.append({name: p.detach() - before[name] for name, p in method.trainable.items()})
-    for name, step in steps[1].items():
-        torch.testing.assert_close(step, 0.75 * steps[0][name], atol=1e-12, rtol=0)
-
-
-def test_one_bad_part_leaves_the_whole_update_out() -> None:
-    method = build("paid", chunks=2, lr=0.01)
-    images = pictures(8)
-    images[7] = torch.nan
-    before = tensors(method.model)
-    method(images)
-    assert changed(before, method.model) == set()
-    assert method.counters["skipped_updates"] == 1
-    assert all(p.grad is None for p in method.trainable.values())
-
-
-def test_the_distance_to_the_source_shrinks() -> None:
-    method = build("paid", lr=1e-3)
-    losses = []
-    for _ in range(10):
-        method(pictures(16) * 0.4)
-        losses.append(method.loss.item())
-    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_seeds_give_other_vectors() -> None:

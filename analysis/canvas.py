@@ -1,0 +1,140 @@
+"""How figures are laid out: as wide as each likes best, or one or two columns of a paper."""
+
+import contextlib
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctta_bench.errors import ConfigError
+
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#444444",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,  # TrueType: text stays text, and venues accept the file
+    "svg.fonttype": "none",
+}
+# In print nothing is scaled any more: "small" text is 6.2 points on paper.
+_PRINTED: dict[str, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.5,
+}
+COLUMN_WIDTHS = {
+    1: 3.25,
+    2: 6.75,
+}  # inches, of one and two columns: CVPR's, and within NeurIPS's margins
+TITLE_SIZE = 10  # points
+CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
+LETTERS_PER_INCH = 17  # of a label on paper
+LETTERS_UPRIGHT = 34  # of a label of a vertical axis there
+LETTERS_OF_NAME = 24  # of a name beside a vertical axis, in one column
+_LETTER, _KEY, _LINE = 0.052, 0.5, 0.15  # inches, in a legend on paper
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a figure is drawn on.
+
+    columns: of a paper, 1 or 2: then the figure has its final width and no title, for the paper
+    has a caption. None: as wide as each figure likes best, with a title, for a screen.
+    """
+
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns not in (None, *COLUMN_WIDTHS):
+            raise ConfigError(f"--columns {self.columns}: figures are 1 or 2 columns wide.")
+
+    @property
+    def wide(self) -> "Canvas":
+        """The canvas for grids of many panels, which take both columns of a paper."""
+        return self if self.columns is None else Canvas(2)
+
+    def pick(self, screen: Any, paper: Any) -> Any:
+        """`screen` without columns, else `paper`."""
+        return screen if self.columns is None else paper
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Matplotlib's settings while a figure is made and saved."""
+        with matplotlib.rc_context(STYLE | self.pick({}, _PRINTED)):
+            yield
+
+    def figure(self, screen: tuple[float, float], paper: float) -> Figure:
+        """An empty figure: width and height in inches on a screen, height alone on paper."""
+        size = screen if self.columns is None else (COLUMN_WIDTHS[self.columns], paper)
+        return Figure(figsize=size, layout="constrained")
+
+    def panels(self, count: int) -> tuple[int, int]:
+        """Rows and columns of `count` panels: below each other in one column of a paper."""
+        return (count, 1) if self.columns == 1 else (1, count)
+
+    def below(self, figure: Figure, axes: Axes, text: str, screen: int = 1000) -> None:
+        """The label of a horizontal axis, in lines of `screen` letters on a screen.
+
+        On paper it goes below the whole figure, for beside long names the axis is short.
+        """
+        if self.columns is None:
+            axes.set_xlabel(textwrap.fill(text, screen, break_on_hyphens=False))
+        else:
+            letters = round(LETTERS_PER_INCH * COLUMN_WIDTHS[self.columns])
+            figure.supxlabel(textwrap.fill(text, letters), fontsize="medium")
+
+    def narrow(self, text: str) -> str:
+        """A label of a short side, on paper in lines that fit."""
+        return str(self.pick(text, textwrap.fill(text, LETTERS_UPRIGHT, break_on_hyphens=False)))
+
+    def names(self, names: Iterable[str]) -> list[str]:
+        """Names beside a vertical axis, in one column in lines that leave room for the rest."""
+        if self.columns != 1:
+            return list(names)
+        filled = (textwrap.fill(name.replace("=", "= "), LETTERS_OF_NAME) for name in names)
+        return [name.replace("= ", "=") for name in filled]
+
+    def legend(self, figure: Figure, **options: Any) -> None:
+        """The legend of all panels, made last: at the right on a screen, below them on paper."""
+        if self.columns is None:
+            figure.legend(**({"loc": "outside right upper", "frameon": False} | options))
+            return
+        labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
+        width = _KEY + _LETTER * max(map(len, labels))
+        ncols = max(1, int(figure.get_figwidth() / width))
+        lines = -(-len(labels) // ncols) + ("title" in options)
+        figure.set_figheight(figure.get_figheight() + lines * _LINE)
+        below = {"loc": "outside lower left", "ncols": ncols, "fontsize": "small"}
+        figure.legend(**(options | below | {"frameon": False}))
+
+    def title(self, figure: Figure, text: str) -> None:
+        """A title at the left edge, in as many lines as the width asks for; none on paper."""
+        if self.columns is None:
+            characters = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
+            lines = textwrap.fill(text, characters, break_on_hyphens=False)
+            figure.suptitle(lines, x=0.01, ha="left", fontsize=TITLE_SIZE)
+
+
+SCREEN = Canvas()
+
+
+def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
+    """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths."""
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
+    figure.savefig(paths[0], dpi=200)
+    figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
+    drawn.to_csv(paths[2], index=False, float_format="%.10g", lineterminator="\n")
+    return paths

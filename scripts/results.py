@@ -1,0 +1,149 @@
+"""Make docs/results: run the commands on its pages, and put what they report where it belongs.
+
+python scripts/results.py [PAGE ...] [--no-run] [--runs DIR]   # pages by name: paid, embedded
+
+Every `ctta-bench` line of a page's sh blocks is run, in order; what is done is kept, so that a
+second call goes on. Then tables (CSV, and the marked ones on the page) and figures are taken from
+the reports. With --no-run they come from the runs that are there; those without are named.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+# What stands under docs/results: the folder of runs, which file of their report it is, and words of
+# its caption where several are like it.
+FILES: dict[str, tuple[str, ...]] = {
+    "embedded/vit.csv": ("embedded", "tables/*fashion_vit-????????.csv"),
+    "embedded/cnn.csv": ("embedded", "tables/*fashion_cnn-????????.csv"),
+    "embedded/cost_vit.csv": ("embedded_cost", "tables/*fashion_vit-*-cost.csv"),
+    "embedded/cost_cnn.csv": ("embedded_cost", "tables/*fashion_cnn-*-cost.csv"),
+    "paid/component.csv": ("component", "tables/*fashion_vit-????????.csv"),
+    "paid/warmup.csv": ("warmup", "tables/*fashion_vit-????????.csv"),
+    "paid/side.csv": ("wrong_side", "tables/*fashion_vit-????????.csv"),
+    "paid/layers.csv": ("layers", "tables/*fashion_vit-????????.csv"),
+    "paid/rank.csv": ("rank", "tables/*fashion_vit-????????.csv"),
+    "paid/rank.png": ("rank", "figures/*-rank.png"),
+    "paid/lambda.csv": ("lambda", "tables/*fashion_vit-????????.csv"),
+    "paid/lambda.png": ("lambda", "figures/*-std_weight.png"),
+    "paid/source_samples.csv": ("source_samples", "tables/*fashion_vit-????????.csv"),
+    "paid/source_samples.png": ("source_samples", "figures/*-source_samples.png"),
+    "paid/batch_size.csv": ("batch_size", "figures/*-batch_size.csv"),
+    "paid/batch_size.png": ("batch_size", "figures/*-batch_size.png"),
+    "paid/ten_rounds.csv": ("ten_rounds", "tables/*fashion_vit-????????-rounds.csv"),
+    "paid/ten_rounds.png": ("ten_rounds", "figures/*-rounds.png"),
+    "paid/settings_rate.csv": ("settings_rate", "tables/*fashion_vit-????????.csv"),
+    "paid/settings.png": ("settings", "figures/*-settings.png"),
+    "paid/adapter_rate.csv": ("adapter_rate", "tables/*fashion_vit-????????.csv"),
+    "paid/matched.csv": ("matched", "tables/*fashion_vit-????????.csv"),
+    "paid/preprocessing_true.csv": (
+        "preprocessing",
+        "tables/*fashion_vit-????????.csv",
+        "pre-processing true",
+    ),
+    "paid/preprocessing_lineage.csv": (
+        "preprocessing",
+        "tables/*fashion_vit-????????.csv",
+        "pre-processing lineage",
+    ),
+    "paid/orders.csv": ("orders", "tables/*fashion_vit-????????.csv"),
+    "paid/geometry.csv": ("geometry_fashion", "tables/geometry-*-????????.csv"),
+    "paid/geometry.png": ("geometry_fashion", "figures/geometry-*-geometry.png"),
+    "paid/cost.csv": ("cost", "tables/*fashion_vit-*-cost.csv"),
+    "paid/attention.png": ("attention", "figures/*-attention.png"),
+    "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
+    "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),
+    "streets/significance.csv": ("streets", "tables/streets_acdc-*-significance.csv"),
+}
+
+
+def main() -> int:
+    """Run, take, and name what could not be taken; 1 if there is such a file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", nargs="*", help="pages of docs/results by name; all of them")
+    parser.add_argument("--no-run", action="store_true", help="take from the runs that are there")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where these are")
+    options = parser.parse_args()
+    pages = [RESULTS / f"{name}.md" for name in options.pages] or sorted(RESULTS.glob("*.md"))
+    problems = []
+    for page in pages:
+        if not options.no_run:
+            for line in commands(page.read_text("utf-8")):
+                run(["sh", "-c", line])
+        files = {file: place for file, place in FILES.items() if file.startswith(f"{page.stem}/")}
+        for name in dict.fromkeys(name for name, *_ in files.values()):
+            if (options.runs / name).is_dir():
+                run(["ctta-bench", "report", str(options.runs / name)])
+        for file, (name, pattern, *words) in files.items():
+            problems += take(file, options.runs / name / "report", pattern, words)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return int(bool(problems))
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a page's sh blocks that call ctta-bench, each once, without comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    plain = [" ".join(line.partition("#")[0].split()) for line in lines]
+    return [line for line in dict.fromkeys(plain) if re.match(r"(\w+=\S+ )*ctta-bench ", line)]
+
+
+def run(command: list[str]) -> None:
+    """Run one command with the ctta-bench of this Python; its failure ends all."""
+    print("+", command[-1] if command[0] == "sh" else " ".join(command), flush=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    subprocess.run(command, check=True, env=os.environ | {"PATH": path})
+
+
+def take(file: str, report: Path, pattern: str, words: list[str]) -> list[str]:
+    """Copy the one file of a report that is meant; or the sentence that says why not."""
+    found = [path for path in sorted(report.glob(pattern)) if _says(path, words)]
+    if len(found) != 1:
+        return [f"{file}: {len(found)} files like {report / pattern}; it stays as it was"]
+    shutil.copyfile(found[0], RESULTS / file)
+    table = found[0].with_suffix(".md")
+    if table.is_file():
+        page = RESULTS / f"{file.partition('/')[0]}.md"
+        page.write_text(reprinted(page.read_text("utf-8"), file, table.read_text("utf-8")), "utf-8")
+    return []
+
+
+def _says(path: Path, words: list[str]) -> bool:
+    """Whether the table that a file belongs to has these words in its caption."""
+    return not words or all(w in path.with_suffix(".md").read_text("utf-8") for w in words)
+
+
+def reprinted(page: str, file: str, table: str) -> str:
+    """The page with the table marked as `file` printed anew, in the columns that it has there."""
+    marked = re.compile(
+        rf"(<!-- table: {re.escape(file)} -->\n\n?)(.*?)(\n<!-- /table -->)", re.DOTALL
+    )
+    block = marked.search(page)
+    if block is None:
+        return page
+    rows = [_cells(line) for line in table.splitlines() if line.startswith("|")]
+    head = _cells(block[2].splitlines()[0])
+    columns = [_place(name, rows[0]) for name in head]
+    rows[0] = [head[columns.index(k)] if k in columns else name for k, name in enumerate(rows[0])]
+    lines = ["| " + " | ".join(row[k] for k in columns) + " |" for row in rows]
+    return page[: block.start(2)] + "\n".join(lines) + page[block.end(2) :]
+
+
+def _place(name: str, head: list[str]) -> int:
+    """Where a column is; a table by round and domain calls that of a round `round 1 mean`."""
+    names = (name, f"{name} mean", f"all rounds {name}")
+    return next(head.index(option) for option in names if option in head)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

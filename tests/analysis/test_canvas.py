@@ -1,0 +1,110 @@
+"""Figures for a screen and for one and two columns of a paper."""
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from ctta_bench.analysis import canvas as canvas_module
+from ctta_bench.analysis.canvas import COLUMN_WIDTHS, SCREEN, Canvas
+from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.plots import bar_figure, stream_figure
+from ctta_bench.analysis.radar import settings_figure
+from ctta_bench.analysis.ranks import all_ranks, rank_figure
+from ctta_bench.analysis.round_curves import round_figure
+from ctta_bench.analysis.sweeps import sweep_figure, sweeps
+from ctta_bench.analysis.tradeoff import tradeoff_figure
+from ctta_bench.errors import ConfigError
+
+SMALLEST = 6.0  # points that are still read in print
+DOMAINS = ("gaussian_noise", "fog", "snow", "frost", "contrast")
+COMPONENTS = ("magnitude", "direction", "orthogonal", "magnitude_orthogonal")
+
+
+@pytest.fixture(scope="module")
+def runs(write, tmp_path_factory):
+    """Three rounds of five domains for source, four settings of PAID, and a sweep of ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    rounds = [{name: 0.1 * k + 0.1 for k, name in enumerate(DOMAINS)}] * 3
+    write(folder, "source", rounds, n=20)
+    for place, component in enumerate(COMPONENTS):
+        rates = [dict.fromkeys(DOMAINS, 0.05 * (place + 1))] * 3
+        cost = {"seconds": 10.0 + place, "trainable_parameters": 100 * place}
+        write(folder, "paid", rates, n=20, cost=cost, hyperparameters={"component": component})
+    for rank in (2, 4, 8):
+        write(folder, "lora", rounds, n=20, hyperparameters={"rank": rank})
+    return load(folder)
+
+
+DRAWN = {
+    "bars": bar_figure,
+    "stream": stream_figure,
+    "rounds": round_figure,
+    "tradeoff": tradeoff_figure,
+    "settings": settings_figure,
+    "ranks": lambda runs, stem, canvas: rank_figure(all_ranks(runs)[0], stem, canvas),
+    "sweep": lambda runs, stem, canvas: sweep_figure(sweeps(runs)[0], stem, canvas),
+}
+
+
+def draw(name, runs, tmp_path, monkeypatch, canvas):
+    """The figure itself, laid out as it is saved."""
+    made = []
+    monkeypatch.setattr(DRAWN_IN[name], lambda figure, *_: made.append(figure) or [])
+    with canvas.drawing():
+        DRAWN[name](runs, tmp_path / name, canvas)
+        (figure,) = made
+        figure.draw_without_rendering()
+    return figure
+
+
+DRAWN_IN = {
+    "bars": "ctta_bench.analysis.plots.save_figure",
+    "stream": "ctta_bench.analysis.plots.save_figure",
+    "rounds": "ctta_bench.analysis.round_curves.save_figure",
+    "tradeoff": "ctta_bench.analysis.tradeoff.save_figure",
+    "settings": "ctta_bench.analysis.radar.save_figure",
+    "ranks": "ctta_bench.analysis.ranks.save_figure",
+    "sweep": "ctta_bench.analysis.sweeps.save_figure",
+}
+
+
+def texts(figure):
+    return [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("name", DRAWN)
+def test_on_paper_a_figure_has_its_final_width_and_text_that_can_be_read(
+    name, columns, runs, tmp_path, monkeypatch
+):
+    figure = draw(name, runs, tmp_path, monkeypatch, Canvas(columns))
+    assert figure.get_figwidth() == COLUMN_WIDTHS[columns]
+    assert figure.get_figheight() <= 9  # a page
+    assert min(text.get_fontsize() for text in texts(figure)) >= SMALLEST
+    assert figure._suptitle is None
+    box = figure.get_tightbbox()  # in inches: nothing is cut
+    assert box.x0 >= -0.01 and box.x1 <= figure.get_figwidth() + 0.01
+    assert box.y0 >= -0.01 and box.y1 <= figure.get_figheight() + 0.01
+    heights = [axes.get_position().height * figure.get_figheight() for axes in figure.axes]
+    assert min(heights) > 0.9  # inches: a legend leaves room for the curves
+
+
+def test_on_a_screen_a_figure_has_a_title(runs, tmp_path, monkeypatch):
+    figure = draw("bars", runs, tmp_path, monkeypatch, SCREEN)
+    assert figure._suptitle.get_text().startswith("mini_c, continual")
+
+
+def test_fonts_are_embedded_as_they_are(tmp_path):
+    with Canvas(1).drawing():
+        figure = Canvas(1).figure((5, 3), 2.0)
+        figure.subplots().set_xlabel("error in %")
+        _, pdf, _ = canvas_module.save_figure(figure, canvas_module.pd.DataFrame(), tmp_path / "f")
+    content = pdf.read_bytes()
+    assert b"/FontFile2" in content and b"/Subtype /Type3" not in content
+    width = float(content.split(b"/MediaBox [ 0 0 ")[1].split()[0])
+    assert np.isclose(width, 72 * COLUMN_WIDTHS[1])
+
+
+def test_three_columns_are_refused():
+    with pytest.raises(ConfigError, match="1 or 2 columns"):
+        Canvas(3)

@@ -1,0 +1,107 @@
+"""Accuracy on source images along the stream: what is told, and that nothing is touched."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctta_bench.building import build_benchmark, build_method, source_data
+from ctta_bench.checkpoint import Progress
+from ctta_bench.config import Cell, CellRequest, resolve
+from ctta_bench.engine import run_cell
+from ctta_bench.errors import RunError
+from ctta_bench.probing import SourceProbe
+from ctta_bench.record import RunFolder
+from ctta_bench.registry import METHODS
+from tests.methods import NETWORKS
+from tests.test_engine import CLASSIFYING, StopAfter, without_times
+
+pytestmark = pytest.mark.usefixtures("toy")
+SMALL = {"benchmark.examples": 16, "benchmark.batch_size": 8}  # three domains of two batches
+
+
+def cell(method: str = "tent", **values: Any) -> Cell:
+    network = NETWORKS.get(method, "toy_vit")
+    values = {"model": network, "set": {"labeller": network, **SMALL}} | values
+    return resolve(CellRequest(method=method, benchmark="toy", **values))
+
+
+def bits(tree: Any) -> Any:
+    """A tree of states in which tensors compare by their bits."""
+    if isinstance(tree, Tensor):
+        return tree.dtype, tuple(tree.shape), tree.detach().cpu().numpy().tobytes()
+    if isinstance(tree, dict):
+        return {key: bits(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [bits(value) for value in tree]
+    return tree
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSIFYING if not METHODS.get(n).learns_labels])
+def test_a_probe_leaves_every_method_as_it_was(name: str) -> None:
+    request = cell(name)
+    benchmark, method = build_benchmark(request), build_method(request, torch.device("cpu"))
+    method.start(source_data(benchmark, method, 0))
+    method(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    before, passes = bits(method.state_dict()), method.passes.forward_images
+    probe, progress = SourceProbe(benchmark, method, "domains", 6, 1), Progress()
+    probe.domain_ended(progress)
+    assert bits(method.state_dict()) == before
+    assert method.passes.forward_images == passes
+    assert 0 <= progress.probes[0]["accuracy"] <= 100
+
+
+def test_a_method_that_is_moved_by_predicting_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = cell()
+    benchmark, method = build_benchmark(request), build_method(request, torch.device("cpu"))
+    method.seen = torch.zeros(())  # type: ignore[attr-defined]
+
+    def predict(self: Any, images: Tensor) -> Tensor:
+        self.seen += len(images)
+        return self.model(images)
+
+    monkeypatch.setattr(type(method), "predict", predict)
+    method.start()
+    SourceProbe(benchmark, method, "domains", 6, 1).domain_ended(Progress())
+    assert method.seen == 0  # type: ignore[attr-defined]
+
+
+def test_probes_change_no_result_and_stand_in_it(tmp_path: Path) -> None:
+    plain = run_cell(cell(), RunFolder(tmp_path / "plain"))
+    probed = run_cell(cell(probe="domains"), RunFolder(tmp_path / "probed"))
+    probes = probed.pop("source_probes")
+    assert [(p["batches"], p["domain"]) for p in probes] == [
+        (0, None), (2, "clean"), (4, "dark"), (6, "noise"),
+    ]  # fmt: skip
+    assert probes[0]["accuracy"] == plain["source_accuracy"]
+    found = [without_times(tmp_path / name) for name in ("plain", "probed")]
+    del found[1]["result"]["source_probes"]
+    assert found[0] == found[1]
+
+
+def test_rounds_are_probed_at_their_ends_and_a_run_that_goes_on_probes_none_twice(
+    tmp_path: Path,
+) -> None:
+    settings = {"labeller": "toy_vit", **SMALL, "benchmark.rounds": 2}
+    whole = run_cell(cell(probe="rounds", set=settings), RunFolder(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(
+            cell(probe="rounds", set=settings), RunFolder(tmp_path), loggers=[StopAfter(5)]
+        )  # the last batch of the first round
+    resumed = run_cell(cell(probe="rounds", set=settings), RunFolder(tmp_path))
+    assert [probe["batches"] for probe in whole["source_probes"]] == [0, 6, 12]
+    assert resumed["source_probes"] == whole["source_probes"]
+
+
+def test_a_done_cell_without_probes_is_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    run_cell(cell(probe="rounds"), folder)
+    run_cell(cell(probe="rounds"), folder)
+    with pytest.raises(RunError, match=r"--probe domains.*--force"):
+        run_cell(cell(probe="domains"), folder)
+
+
+def test_a_probe_is_no_part_of_a_cell_s_identity() -> None:
+    assert {cell(probe=when).id for when in ("none", "rounds", "domains")} == {cell().id}
