@@ -13,11 +13,11 @@ from ctta_bench.loading import default_workers
 from ctta_bench.map_metrics import MiouScorer
 from ctta_bench.method import Method
 from ctta_bench.metrics import ErrorScorer
-from ctta_bench.model import SourceModel
+from ctta_bench.model import BATCH_NORMS, SourceModel
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.scoring import Scorer, SourceCheck
 from ctta_bench.source_cache import SourceCache, fingerprint_of
-from ctta_bench.source_models.pretrained import load_source_model
+from ctta_bench.source_models.shared import source_model
 from ctta_bench.stream import (
     Benchmark,
     ImageSet,
@@ -57,10 +57,10 @@ def loading_workers(cell: Cell) -> int:
 
 
 def build_model(cell: Cell, device: torch.device) -> SourceModel:
-    """The source model of a cell, freshly loaded."""
+    """The source model of a cell, as it was loaded."""
     request = cell.request
     benchmark = BENCHMARKS.get(request.benchmark)(cell.settings, request.data_root)
-    model = load_source_model(request.model or "", **model_options(request, benchmark))
+    model = source_model(request.model or "", model_options(request, benchmark))
     model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
     classes = benchmark.model_classes()
     if classes is not None:
@@ -98,6 +98,18 @@ def notes(method: Method, settings: StreamSettings, source: SourceData | None = 
     return found
 
 
+def norm_statistics(method: Method) -> str | None:
+    """What the BatchNorms of a method's model normalise by: "source", "batch", or as it says.
+
+    None for a network that has none.
+    """
+    norms = [m for m in method.model.network.modules() if isinstance(m, BATCH_NORMS)]
+    if method.norm_statistics or not norms:
+        return method.norm_statistics or None
+    of_batch = any(norm.running_mean is None or norm.training for norm in norms)
+    return "batch" if of_batch else "source"
+
+
 def source_data(
     benchmark: Benchmark,
     method: Method,
@@ -113,20 +125,9 @@ def source_data(
     and `say` hears of troubles with that. Raises DataError if the method needs source data and
     the benchmark has none.
     """
-    if method.source_access == "none":
-        return None
-    images = benchmark.source()
+    images = source_images(benchmark, method.source_access, type(method).__name__)
     if images is None:
-        place = benchmark.source_place()
-        raise DataError(
-            f"{type(method).__name__} reads {method.source_access} source data, but "
-            f"{benchmark.name} has no source set at hand{f'; put it in {place}' if place else ''}."
-        )
-    if method.source_access == "labelled" and _lacks_labels(benchmark, images):
-        raise DataError(
-            f"{type(method).__name__} reads labelled source data, but the source images of "
-            f"{benchmark.name} have no label maps; put them in {benchmark.source_place()}."
-        )
+        return None
     source = SourceData(
         images,
         labelled=method.source_access == "labelled",
@@ -147,6 +148,28 @@ def source_data(
         }
         source.keep = SourceCache(benchmark.cache_folder() / "source", facts, say)
     return source
+
+
+def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | None:
+    """The source images that `reader`, a method, has access to; None for access to none.
+
+    Raises DataError if the benchmark has none, or lacks the labels that the method reads.
+    """
+    if access == "none":
+        return None
+    images = benchmark.source()
+    if images is None:
+        place = benchmark.source_place()
+        raise DataError(
+            f"{reader} reads {access} source data, but {benchmark.name} has no source set "
+            f"at hand{f'; put it in {place}' if place else ''}."
+        )
+    if access == "labelled" and _lacks_labels(benchmark, images):
+        raise DataError(
+            f"{reader} reads labelled source data, but the source images of "
+            f"{benchmark.name} have no label maps; put them in {benchmark.source_place()}."
+        )
+    return images
 
 
 def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:

@@ -16,6 +16,7 @@ from ctta_bench.building import (
     build_method,
     build_model,
     loading_workers,
+    norm_statistics,
     notes,
     scorer_of,
     source_accuracy,
@@ -37,6 +38,7 @@ from ctta_bench.loading import named_failures
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.method import Method
 from ctta_bench.preparation import warmed
+from ctta_bench.probing import KEY, SourceProbe, check_probed
 from ctta_bench.record import SCHEMA_VERSION, RunFolder, write_json, write_yaml
 from ctta_bench.scoring import mean_of
 from ctta_bench.stream import Batch, Stream, batch_domains
@@ -125,6 +127,7 @@ def run_cell(
     with folder.work(cell.record, force=force) as heartbeat:
         if heartbeat is None:
             check_kept(folder, cell.request.keep_models)
+            check_probed(folder, cell.request.probe)
             return folder.result()
         with named_failures(loading_workers(cell)):
             return _run(
@@ -171,11 +174,14 @@ def _run(
     keeper = ModelKeeper(folder, method, cell.record, cell.request.keep_models)
     noticed = [*cell.notes, *notes(method, cell.settings, source)]
     beside = {"num_batches": len(stream), "notes": noticed}
+    if (statistics := norm_statistics(method)) is not None:
+        beside["norm_statistics"] = statistics
     write_yaml(folder.file("cell.yaml"), cell.record | beside)
     provenance = {"corruptions": benchmark.provenance}
     write_json(folder.file("env.json"), environment(device) | provenance)
     progress = resume(folder, method, stream, loggers, scorer_of(benchmark))
     keeper.check_resumed(progress.lines)
+    probe = SourceProbe(benchmark, method, cell.request.probe, len(stream), cell.settings.rounds)
     lay_lines(folder, progress.lines)
     for logger in loggers:
         logger.start(folder.path, cell.record, len(progress.lines), len(stream))
@@ -184,6 +190,7 @@ def _run(
 
     result = None
     try:
+        probe.began(progress)
         with DeferredInterrupt() as interrupt:
 
             def after_batch() -> None:
@@ -195,6 +202,10 @@ def _run(
                     folder.append_log(f"interrupted by {told}")
                     raise KeyboardInterrupt(interrupt.asked)
 
+            def domain_ended() -> None:
+                keeper.domain_ended(progress.lines)
+                probe.domain_ended(progress)
+
             play(
                 method,
                 stream,
@@ -202,12 +213,14 @@ def _run(
                 workers=loading_workers(cell),
                 loggers=loggers,
                 after_batch=after_batch,
-                domain_ended=lambda: keeper.domain_ended(progress.lines),
+                domain_ended=domain_ended,
             )
         keeper.stream_ended(progress.lines)
+        probe.domain_ended(progress)
         result = make_result(cell.record["id"], method, stream, progress)
         result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
         result["model_parameters"] = method.model.source_parameters
+        result |= {KEY: progress.probes} if progress.probes else {}
         arrays = progress.joined()
         if stream.order.severity.any():
             arrays["severity"] = stream.order.severity

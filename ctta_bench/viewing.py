@@ -20,6 +20,7 @@ from ctta_bench.analysis.attention import (
     spread,
 )
 from ctta_bench.analysis.attention_report import AttentionGrid, Picture, attention_figure
+from ctta_bench.analysis.canvas import Canvas
 from ctta_bench.analysis.collect import Runs, load
 from ctta_bench.analysis.components import SEMANTIC, named
 from ctta_bench.analysis.folders import read_cell
@@ -31,9 +32,8 @@ from ctta_bench.model import SourceModel
 from ctta_bench.record import check_writable
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.source_models.pretrained import load_source_model
-from ctta_bench.stream import Benchmark, as_input
+from ctta_bench.stream import CLEAN, Benchmark, as_input
 
-CLEAN = "clean"  # the domain of the uncorrupted images, in benchmarks that have one
 DEFAULT_PICTURES = (0, 1, 2, 3)
 
 
@@ -225,7 +225,7 @@ def looking_folder(directory: Path, out: Path | None) -> Path:
     return folder
 
 
-def draw_attention(runs: Runs, folder: Path) -> list[tuple[str, list[Path]]]:
+def draw_attention(runs: Runs, folder: Path, canvas: Canvas) -> list[tuple[str, list[Path]]]:
     """For a report: the figure of each group whose models were kept, with what it shows."""
     grids = grids_of(runs, (), DEFAULT_PICTURES, RolloutSettings())
-    return [(grid.title, attention_figure(grid, folder / grid.name)) for grid in grids]
+    return [(grid.title, attention_figure(grid, folder / grid.name, canvas)) for grid in grids]

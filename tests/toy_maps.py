@@ -33,6 +33,14 @@ def toy_streets() -> nn.Module:
     return network
 
 
+@MODELS.register_module("toy_segformer")
+def toy_segformer() -> nn.Module:
+    """A true SegFormer of narrow stages for the 19 classes of streets, untrained."""
+    from ctta_bench.source_models.segformer import SegFormer, Size
+
+    return fixed(lambda: SegFormer(Size(4, (1, 1, 1, 1), heads=(1, 1, 2, 2), decoder=8)))
+
+
 def labelled(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Clean pictures uint8 [n, 3, 32, 48] and their maps uint8 [n, 64, 96], left edge ignored."""
     generator = torch.Generator().manual_seed(seed)

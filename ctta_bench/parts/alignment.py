@@ -100,6 +100,7 @@ class AlignmentMethod(Method):
 
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
+    search_space = {"lr": (1e-5, 1e-1), "std_weight": [0.1, 1.0]}
     source_access = "unlabelled"
     warmup_access = "labelled"
     stream_only = frozenset(

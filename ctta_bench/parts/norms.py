@@ -38,8 +38,16 @@ class RobustNorm(nn.Module):
         return self.after(x * scale.view(shape) + shift.view(shape))
 
 
-def make_robust(network: nn.Module, rate: float) -> None:
-    """Put robust norms in the place of every BatchNorm with statistics and a scale of its own."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, BATCH_NORMS) and module.affine and module.track_running_stats:
-            network.set_submodule(name, RobustNorm(module, rate).train(module.training))
+def make_robust(network: nn.Module, rate: float) -> bool:
+    """Put robust norms in the place of every BatchNorm with statistics and a scale of its own.
+
+    Returns whether there was any.
+    """
+    found = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, BATCH_NORMS) and module.affine and module.track_running_stats
+    }
+    for name, module in found.items():
+        network.set_submodule(name, RobustNorm(module, rate).train(module.training))
+    return bool(found)

@@ -15,14 +15,18 @@ from torch import Tensor
 def dropout_uncertainty(passes: Iterable[Tensor]) -> Tensor:
     """Variance over passes of probabilities [..., classes, H, W], summed over classes: [..., H, W].
 
-    Followed pass by pass (Welford), for a map of every class and pass at once is large.
+    Followed pass by pass and in place (Welford), for a map of every class is large.
     """
-    count, mean, squares = 0, torch.zeros(()), torch.zeros(())
-    for count, probabilities in enumerate(passes, start=1):
+    each = iter(passes)
+    count, mean = 1, next(each).clone()
+    squares = torch.zeros_like(mean)
+    for count, probabilities in enumerate(each, start=2):
         off = probabilities - mean
-        mean = mean + off / count
-        squares = squares + off * (probabilities - mean)
-    return (squares / count).sum(-3)
+        del probabilities  # before the next pass
+        mean.add_(off, alpha=1 / count)
+        squares.addcmul_(off, off, value=1 - 1 / count)  # (p - old mean) (p - new mean)
+        del off
+    return squares.sum(-3) / count
 
 
 def prompt_count(height: int, width: int, rate: float) -> int:

@@ -107,10 +107,10 @@ def seen_over(
     """
     for view in views:
         shown = show(view.scale)
-        logits = see(shown.flip(-1) if view.mirrored else shown)
+        # Flipped back while they are small.
+        logits = see(shown.flip(-1)).flip(-1) if view.mirrored else see(shown)
         height, width = size = size or (logits.shape[-2], logits.shape[-1])
-        seen = resized(logits, (height, width)).softmax(1)
-        yield seen.flip(-1) if view.mirrored else seen
+        yield resized(logits, (height, width)).softmax(1)  # with no name here, it is soon let go
 
 
 def averaged(seen: Iterable[Tensor]) -> OverViews:
@@ -122,6 +122,7 @@ def averaged(seen: Iterable[Tensor]) -> OverViews:
         squares.append(_mean_square(probabilities))
         # In place but for the plain view's own map.
         total = plain + probabilities if count == 2 else total.add_(probabilities)
+        del probabilities  # before the next view is seen
     mean = total if count == 1 else total.div_(count)
     if count == 1:
         return OverViews(plain, mean, float("nan"))
@@ -131,7 +132,9 @@ def averaged(seen: Iterable[Tensor]) -> OverViews:
 
 
 def _mean_square(values: Tensor) -> float:
-    return float(values.square().mean(dtype=torch.float64))
+    # Class by class: a square of the whole would be another map.
+    sums = [part.square().sum(dtype=torch.float64) for part in values.unbind(1)]
+    return float(torch.stack(sums).sum()) / values.numel()
 
 
 def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
@@ -139,10 +142,9 @@ def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
 
     Without `sure` the mean is taken everywhere.
     """
-    chosen = over_views.mean
-    if sure is not None:
-        chosen = torch.where(sure, over_views.plain, chosen)
-    return chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log()
+    plain, mean = over_views.plain, over_views.mean
+    chosen = mean.clone() if sure is None else torch.where(sure, plain, mean)
+    return chosen.clamp_min_(torch.finfo(chosen.dtype).tiny).log_()
 
 
 def confident(logits: Tensor, size: Size, threshold: float) -> Tensor:

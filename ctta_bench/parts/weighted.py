@@ -40,6 +40,7 @@ class WeightedMethod(Method):
     Its hyper-parameters are `WeightedHyperparameters`.
     """
 
+    search_space = {"lr": (1e-5, 1e-1), "prior": ["logits", "probabilities", "off"]}
     exempt = {
         "declared_passes": "how many images are kept for the second pass is the batch's matter",
         "learning_rate_zero_is_source": "scores are multiplied by the batch's prior",

@@ -111,7 +111,8 @@ def stored_weights(name: str, root: Path | None = None) -> Path | None:
 
     Raises ConfigError if there are several.
     """
-    found = [f for s in ("", *SUFFIXES) if (f := stored_file(name, root, s)).exists()]
+    bare = stored_file(name, root, "")  # asked once: a grid asks for each of its cells
+    found = [f for s in ("", *SUFFIXES) if (f := bare.with_name(bare.name + s)).exists()]
     if len(found) > 1:
         raise ConfigError(
             f"model {name!r}: {found[0]} and {found[1].name} are both there; leave one, or give "

@@ -30,6 +30,8 @@ except ImportError as error:
     ) from error
 
 Form = Literal["mmseg", "nvlabs"]
+# The first stage has an eighth of its map, which has a fourth of the pixels (rounded up), attended.
+LEAST_SIDE = 29
 MEAN = tuple(value / 255 for value in (123.675, 116.28, 103.53))
 STD = tuple(value / 255 for value in (58.395, 57.12, 57.375))
 
@@ -97,7 +99,16 @@ class SegFormer(nn.Module):
         return list(self.backbone.layers)
 
     def forward_maps(self, images: Tensor) -> list[Tensor]:
-        """The stages' outputs after their norms: [n, C, h, w] at strides 4, 8, 16, 32."""
+        """The stages' outputs after their norms: [n, C, h, w] at strides 4, 8, 16, 32.
+
+        Raises DataError for images of which attention would see nothing.
+        """
+        height, width = images.shape[-2:]
+        if min(height, width) < LEAST_SIDE:
+            raise DataError(
+                f"a SegFormer needs images, and views of them, of at least {LEAST_SIDE} x "
+                f"{LEAST_SIDE} pixels, and got {height} x {width}: give larger ones."
+            )
         return self.backbone(images)
 
     def decode(self, maps: Sequence[Tensor]) -> Tensor:

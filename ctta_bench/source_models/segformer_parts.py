@@ -95,7 +95,8 @@ class AuthorsHead(nn.Module):
 @torch.no_grad()
 def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
     """A linear layer with these values."""
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
+    shape = weight.shape[1], weight.shape[0]
+    layer = nn.utils.skip_init(nn.Linear, *shape, device=weight.device, dtype=weight.dtype)
     layer.weight.copy_(weight)
     layer.bias.copy_(bias)
     return layer

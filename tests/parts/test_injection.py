@@ -1,11 +1,14 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from ctta_bench.cli import app
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.adapters import LowRankWeight, WeightAdapter
@@ -17,6 +20,7 @@ from ctta_bench.parts.injection import (
     merge,
     role_layers,
 )
+from tests.conftest import TOY
 from tests.methods import pictures, tensors, toy
 
 WIDTH, DEPTH = 24, 4
@@ -304,3 +308,10 @@ def test_a_resnet_has_no_role_v() -> None:
     network = torchvision.models.resnet18(num_classes=10)
     with pytest.raises(MethodError, match="model plain has no linear layer of role v"):
         inject(SourceModel(network, name="plain"), "v", Scaled)
+
+
+def test_a_role_that_the_model_lacks_ends_a_run_with_one_sentence(tmp_path: Path) -> None:
+    words = ["run", "lora", "toy", "--plugin", str(TOY), "--model", "toy_cnn", "--set", "layers=v"]
+    told = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])
+    assert told.exit_code == 2
+    assert "toy_cnn has no linear layer of role v" in told.stderr.replace("\n", " ")

@@ -1,5 +1,6 @@
 """Products with adapted weights: every form against plain differentiation through the weight."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,3 +273,20 @@ def test_bypassed_layers_use_no_factors(kinds: str) -> None:
             parameter.add_(0.1 * parameter.requires_grad)
         with bypassed(model):
             assert torch.equal(model(toy.pictures(4)), source)
+
+
+@pytest.mark.parametrize(("tokens", "form"), [(1, "activation"), (1000, "merged")])
+def test_by_default_the_number_of_tokens_decides_the_form(
+    tokens: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, used = layer("paid", 8, 6), []
+
+    def noted(name: str, original: Any, *arguments: Any) -> Tensor:
+        used.append(name)
+        return original(*arguments)
+
+    for name in ("activation", "merged"):
+        original = getattr(product, name)
+        monkeypatch.setattr(product, name, functools.partial(noted, name, original))
+    made(torch.randn(tokens, 8, dtype=DOUBLE))
+    assert used == [form]

@@ -11,9 +11,12 @@ import torch
 from mmengine.logging import HistoryBuffer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
+from ctta_bench.cli import app
 from ctta_bench.errors import DataError
 from ctta_bench.model import SourceModel
+from ctta_bench.registry import MODELS, load_plugin
 from ctta_bench.source_models.segformer import SegFormer
 from ctta_bench.source_models.segformer_layouts import (
     MMSEG,
@@ -331,6 +334,21 @@ def test_a_refusal_says_what_file_is_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=expected) as caught:
         load_weights(fresh(), file)
     assert str(caught.value).startswith(f"{file}: does not fit")
+
+
+@pytest.mark.parametrize("wrap", [as_mmseg_0, as_mmseg_1], ids=["mmseg 0.x", "mmseg 1.x"])
+def test_a_call_with_half_a_decode_head_ends_with_the_missing_name(
+    wrap: Any, tmp_path: Path
+) -> None:
+    load_plugin("tests.toy_maps")
+    state = published(MODELS.get("toy_segformer")().state_dict())
+    file = saved(wrap(without("decode_head.fusion_conv.conv")(state)), tmp_path)
+    words = ["run", "source", "cityscapes_acdc", "--model", "toy_segformer", "--weights", str(file)]
+    done = CliRunner().invoke(app, [*words, "--plugin", "tests.toy_maps"])
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert "key 'decode_head.fusion_conv.conv.weight' is missing" in told
+    assert "give a whole SegFormer of this size" in told
 
 
 # -- writing
