@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := ctta_bench methods datasets experiments analysis
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slurm test-browser lint format type bench docs clean
+.PHONY: help setup demo results test test-all test-slurm test-browser test-latex lint format type bench docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ demo: setup ## five methods on the embedded benchmark: table, figures, page; a s
 	$(BIN)/ctta-bench grid quickstart
 	$(BIN)/ctta-bench report runs/quickstart
 
+results: setup ## every table and figure of docs/results, some hours; a second call goes on
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/results.py $(ARGS)
+
 test: setup ## the tests, in a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
@@ -71,12 +74,23 @@ test-slurm: setup ## the tests of grids on a real Slurm, which this installs and
 	tests/slurm/cluster.sh install
 	tests/slurm/cluster.sh start
 	trap 'tests/slurm/cluster.sh stop' EXIT; eval "$$(tests/slurm/cluster.sh env)"; \
-	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 3 tests/slurm $(ARGS)
+	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 4 --dist worksteal \
+	  tests/slurm $(ARGS)
+
+# A command, installed with its packages where it is missing, or one sentence that it cannot be.
+debian = @command -v $(1) >/dev/null || \
+  { apt-get update -q && apt-get install -y -q --no-install-recommends $(2); } || \
+  { echo "error: these tests need $(1), and apt-get cannot install it ($(2))" >&2; exit 2; }
 
 test-browser: .venv/.browser ## the tests of a report's page in headless Chromium (Debian, root)
-	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
+	$(call debian,chromium,chromium)
 	CTTA_NEEDS_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
 	  tests/analysis/test_page_in_browser.py $(ARGS)
+
+test-latex: setup ## the tests that compile every kind of table with pdflatex (Debian, root)
+	$(call debian,pdflatex,texlive-latex-base texlive-latex-recommended)
+	CTTA_NEEDS_LATEX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
+	  tests/analysis/test_latex.py $(ARGS)
 
 .venv/.browser: .venv/.ready
 	$(PIP) install -c constraints.txt -e '.[browser]'
@@ -96,9 +110,9 @@ format: setup ## lay the code out, and repair what ruff can
 type: build/site/.ready ## mypy, strict
 	cd build/site && ../../$(BIN)/python -m mypy --cache-dir ../../.mypy_cache -p ctta_bench
 
-bench: setup ## speed, as ratios to a bare loop
-	$(BIN)/python scripts/bench.py $(ARGS)
-	$(BIN)/python scripts/bench_alignment.py
+bench: setup ## speed and memory, as ratios to what the arithmetic needs
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench_segmentation.py
 
 docs: .venv/.docs ## docs/ as HTML in build/docs
 	@mkdir -p build

@@ -1,6 +1,7 @@
 """Checkpoints of a running cell: when they are due, what they hold, how a run goes on."""
 
 import io
+import re
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ctta_bench.errors import ConfigError
 from ctta_bench.loggers import Logger
 from ctta_bench.method import Method
 from ctta_bench.metrics import ErrorScorer
@@ -22,6 +24,7 @@ from ctta_bench.stream import Stream
 Found = TypeVar("Found")
 # Ctrl-C, a polite kill, and the two that schedulers send before a time-out or a pre-emption.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+DEFAULT_INTERVAL = "20s"
 STATE_FILES = ("state.pt", "state.previous.pt")
 # What reading a cut-off or overwritten checkpoint can raise.
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
@@ -29,13 +32,14 @@ _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Unp
 
 @dataclass
 class Progress:
-    """What has been scored so far: per-image arrays, batch lines, kept frames, and time spent."""
+    """What was scored so far: per-image arrays, batch lines, frames, source probes, time spent."""
 
     scorer: Scorer = field(default_factory=ErrorScorer)
     arrays: list[Arrays] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     frames: list[Arrays] = field(default_factory=list)
     seconds: float = 0.0
+    probes: list[dict[str, Any]] = field(default_factory=list)
 
     def joined(self) -> Arrays:
         """All per-image arrays, each in stream order."""
@@ -68,6 +72,17 @@ class DeferredInterrupt:
             signal.signal(number, handler)
 
 
+def parse_interval(text: str) -> tuple[float, int | None]:
+    """Seconds between checkpoints, or batches, from `30s` or `50`. Raises ConfigError."""
+    found = re.fullmatch(r"([1-9]\d{0,8})(s?)", text.strip())
+    if found is None:
+        raise ConfigError(
+            f"--checkpoint {text!r}: give a number of batches, or of seconds as 30s; 1 or more."
+        )
+    count = int(found[1])
+    return (float(count), None) if found[2] else (0.0, count)
+
+
 @dataclass
 class Pace:
     """When the next checkpoint is due."""
@@ -96,6 +111,7 @@ def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> No
         "lines": progress.lines,
         "frames": list(map(_tensors, progress.frames)),
         "seconds": progress.seconds,
+        "probes": progress.probes,
     }
     write_state(folder, content)
 
@@ -136,7 +152,9 @@ def resume(
     def read(content: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
         arrays, frames = _arrays(content["arrays"]), list(map(_arrays, content.get("frames", [])))
         lines, seconds = content["lines"], content["seconds"]
-        return Progress(progress.scorer, [arrays], lines, frames, seconds), content["method"]
+        probes = content.get("probes", [])
+        found = Progress(progress.scorer, [arrays], lines, frames, seconds, probes)
+        return found, content["method"]
 
     found = newest_whole(folder, read, loggers)
     if found is None:

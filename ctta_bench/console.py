@@ -180,7 +180,7 @@ def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> T
 
 def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]:
     """What a method's hyper-parameters mean, and which preset sets what."""
-    columns = ["name", "type", "range", "default", "description"]
+    columns = ["name", "type", "range", "default", "searched", "description"]
     rows = [[str(field[c]) for c in columns] for field in description["hyperparameters"]]
     presets = [
         [preset, benchmark, ", ".join(f"{k}={v}" for k, v in (values or {}).items())]

@@ -1,7 +1,9 @@
 """What an experiment will cost: image passes that its methods declare, and hours of earlier runs.
 
-Nothing is imported that would take its time: methods are read as text (registry.py), benchmarks
-from datasets/streams.yaml, and of runs the names of their folders and result.json alone.
+Cells are told by what is asked for (`cost_of`) or, once they are resolved, by their records
+(`estimate`); both go by the same earlier runs. Nothing is imported that would take its time:
+methods are read as text (registry.py), benchmarks from datasets/streams.yaml, and of runs the names
+of their folders and result.json alone.
 """
 
 import functools
@@ -13,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config import parse_yaml, slug_of
+from ctta_bench.config import slug_of
 from ctta_bench.experiment import Experiment, requested
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 from ctta_bench.settings import SETTINGS
+from ctta_bench.yaml_files import parse_yaml
 
 MOST_RUNS = 5000  # read in a fraction of a second
 Kind = tuple[str, str, str]  # method, benchmark, model as folders spell it
@@ -86,11 +89,15 @@ def images_of(values: Mapping[str, Any]) -> int | None:
     """Images that a requested cell streams, None for a benchmark of which that is not known."""
     shift = values.get("shift") or {}
     stream = known_streams().get(canonical(shift.get("benchmark") or values["benchmark"]))
-    if stream is None:
-        return None
     chosen = {key.removeprefix("benchmark."): value for key, value in values["set"].items()}
     if shift:
         chosen |= {"domains": shift.get("domains")}
+    return None if stream is None else _images(chosen, stream)
+
+
+def _images(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
+    """Images of a stream under settings; stream: `domains` and `images` of the whole."""
+    chosen = {key: value for key, value in settings.items() if value is not None}
     setting = SETTINGS.get(chosen.get("setting", "continual"))
     domains = len(chosen.get("domains") or ()) or stream["domains"]
     images = domains * (chosen.get("examples") or stream["images"])
@@ -109,40 +116,105 @@ def _kind_of(values: Mapping[str, Any]) -> Kind:
 
 
 def measured(directory: Path) -> dict[Kind, list[float]]:
-    """Images a second of the finished runs below a directory of experiments; damaged ones tell
-    nothing."""
+    """Images a second of the finished runs below a directory of experiments."""
     found: dict[Kind, list[float]] = {}
-    for number, file in enumerate(sorted(directory.glob("*/*/result.json"))):
-        kind = _kind_in(file.parent.name)
-        if number == MOST_RUNS:
-            break
-        if kind is None:
-            continue
-        try:
-            rate = float(json.loads(file.read_bytes())["cost"]["images_per_second"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if rate > 0:
+    benchmarks = frozenset(BENCHMARKS.names())
+    for folder, result in _finished(directory):
+        kind, rate = (
+            _kind_in(folder, benchmarks),
+            _positive(result.get("cost"), "images_per_second"),
+        )
+        if kind is not None and rate is not None:
             found.setdefault(kind, []).append(rate)
     return found
 
 
-def _kind_in(folder: str) -> Kind | None:
+def _finished(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and result of finished runs, cells and warm-ups; damaged ones tell nothing."""
+    for number, file in enumerate(sorted(directory.glob("*/*/result.json"))):
+        if number == MOST_RUNS:
+            break
+        try:
+            result = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(result, dict):
+            yield file.parent.name, result
+
+
+def _positive(values: Any, key: str) -> float | None:
+    """A positive number under a key, None where there is no such thing."""
+    value = values.get(key) if isinstance(values, dict) else None
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _kind_in(folder: str, benchmarks: frozenset[str]) -> Kind | None:
     """METHOD[-PRESET]-BENCHMARK[-SETTING]-MODEL-seedN-HASH, as `config.cell_id` makes it.
 
     None for warm-ups, and for models that were not adapted, which cost less.
     """
     words = folder.split("-")
-    place = next((i for i, word in enumerate(words[1:], 1) if word in _benchmarks()), None)
+    place = next((i for i, word in enumerate(words[1:], 1) if word in benchmarks), None)
     seed = next((i for i, word in enumerate(words) if word.startswith("seed")), len(words))
     if place is None or not place < seed - 1 or words[0] == "warmup" or "noadapt" in words:
         return None
     return words[0], words[place], words[seed - 1]
 
 
-@functools.cache
-def _benchmarks() -> frozenset[str]:
-    return frozenset(BENCHMARKS.names())
+@dataclass(frozen=True)
+class Estimate:
+    """Hours of all steps that earlier runs tell of; `unknown` steps have no run like them."""
+
+    hours: float
+    known: int
+    unknown: int
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "hours unknown: no earlier run like these"
+        rest = f", beside {self.unknown} without an earlier run" if self.unknown else ""
+        return f"about {self.hours:.1f} h on one worker, from earlier runs{rest}"
+
+
+def estimate(records: Sequence[Mapping[str, Any]], directory: Path) -> Estimate:
+    """Hours that steps take one after another, by the runs in and beside their directory.
+
+    records: as in cell.yaml. Cells go by the image, warm-ups by those of the same method and
+    benchmark.
+    """
+    rates: dict[Kind, list[float]] = {}
+    warmups: dict[str, list[float]] = {}
+    benchmarks = frozenset(BENCHMARKS.names())
+    for folder, result in _finished(directory.resolve().parent):
+        kind, rate = (
+            _kind_in(folder, benchmarks),
+            _positive(result.get("cost"), "images_per_second"),
+        )
+        seconds = _positive(result, "seconds")
+        if kind is not None and rate is not None:
+            rates.setdefault(kind, []).append(rate)
+        elif folder.startswith("warmup-") and seconds is not None:
+            warmups.setdefault(folder.rpartition("-seed")[0], []).append(seconds)
+    told = [_seconds(record, rates, warmups) for record in records]
+    known = [seconds for seconds in told if seconds is not None]
+    return Estimate(sum(known) / 3600, len(known), len(told) - len(known))
+
+
+def _seconds(
+    record: Mapping[str, Any], rates: Rates, warmups: Mapping[str, Sequence[float]]
+) -> float | None:
+    method, benchmark = record["method"]["name"], record["benchmark"]
+    if record.get("kind") == "warm-up":
+        like = warmups.get(slug_of("warmup", method, benchmark["name"]))
+        return statistics.median(like) if like else None
+    # What does not adapt predicts, and nothing else, as `source` does.
+    alike = method if record.get("adapt", True) else "source"
+    seen = rates.get((alike, benchmark["name"], slug_of(record["model"]["name"])))
+    own = {"domains": len(benchmark["domains"]), "images": benchmark.get("examples")}
+    stream = known_streams().get(benchmark["name"], own)
+    if not seen or not stream["images"]:
+        return None
+    return _images(benchmark, stream) / statistics.median(seen)
 
 
 def rows(found: Mapping[str, Experiment], directory: Path) -> Iterator[dict[str, Any]]:

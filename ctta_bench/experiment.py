@@ -2,16 +2,18 @@
 
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ctta_bench.config import Cell, CellRequest, identity, read_yaml, resolve, validate
+from ctta_bench.config import Cell, CellRequest, identity, resolve
 from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
+from ctta_bench.validation import validate
+from ctta_bench.yaml_files import read_yaml
 
 Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
@@ -55,6 +57,7 @@ class Experiment(BaseModel):
     precision: str = "float32"
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     keep_models: Literal["none", "last", "domains"] = "none"
+    probe: Literal["none", "rounds", "domains"] = "none"
     set: dict[str, Any] = {}
     sweep: Sweep = Field({}, description="as a method's, for all of them")
     exclude: tuple[dict[str, Any], ...] = Field(
@@ -100,7 +103,23 @@ def experiment_files() -> dict[str, Path]:
     return {f.relative_to(root).with_suffix("").as_posix(): f for f in files}
 
 
-def expand(
+def expand(experiment: Experiment, **options: Any) -> list[Cell]:
+    """All cells of an experiment, as `expand_checked` makes them; options: its own.
+
+    Raises ConfigError that lists every problem at once.
+    """
+    cells, problems = expand_checked(experiment, **options)
+    if problems:
+        raise refusal(experiment, problems)
+    return cells
+
+
+def refusal(experiment: Experiment, problems: Sequence[str]) -> ConfigError:
+    """The error that tells every problem of an experiment."""
+    return ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
+
+
+def expand_checked(
     experiment: Experiment,
     *,
     benchmarks: tuple[str, ...] = (),
@@ -108,12 +127,12 @@ def expand(
     preset: str | None = None,
     overrides: dict[str, Any] | None = None,
     **request: Any,
-) -> list[Cell]:
-    """All cells of an experiment, resolved, and one for each warm-up, of the model that it leaves.
+) -> tuple[list[Cell], list[str]]:
+    """The cells of an experiment, resolved, and one for each warm-up, of the model that it leaves;
+    and what is wrong with the others, a sentence each.
 
     benchmarks, seeds, preset: instead of the file's. request: fields of `CellRequest` that hold for
-    every cell; None leaves what the file or the class says. Raises ConfigError that lists every
-    problem at once.
+    every cell; None leaves what the file or the class says.
     """
     request |= {} if preset is None else {"preset": preset}
     given = {key: value for key, value in request.items() if value is not None}
@@ -139,9 +158,7 @@ def expand(
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
             unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"))
             warmed.setdefault(identity(unadapted.record), unadapted)
-    if problems:
-        raise ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
-    return list((cells | {cell.id: cell for cell in warmed.values()}).values())
+    return list((cells | {cell.id: cell for cell in warmed.values()}).values()), problems
 
 
 def requested(experiment: Experiment) -> list[dict[str, Any]]:
@@ -177,6 +194,7 @@ def _chosen(
         "precision": experiment.precision,
         "experiment": experiment.name,
         "keep_models": experiment.keep_models,
+        "probe": experiment.probe,
     }
     single = [
         (f"cells[{n}]", common | single.model_dump() | {"set": experiment.set | single.set})
@@ -228,6 +246,7 @@ def _requests(
                                 "seed": seed,
                                 "experiment": experiment.name,
                                 "keep_models": experiment.keep_models,
+                                "probe": experiment.probe,
                                 "set": experiment.set | entry.set | chosen,
                             }
                             | ({"shift": shift} if shift else {}),

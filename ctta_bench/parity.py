@@ -5,6 +5,7 @@ format is described in tests/parity/README.md. Further folders come from the env
 CTTA_BENCH_PARITY, separated as in PATH.
 """
 
+import csv
 import importlib
 import json
 import math
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
+from ctta_bench.record import atomic
 from ctta_bench.registry import METHODS
 
 ENVIRONMENT = "CTTA_BENCH_PARITY"
@@ -227,6 +229,18 @@ def verdict(file: CaseFile) -> Verdict:
     wrong += ["logits in float64"] * (worst > limit)
     wrong += ["logits in float32"] * (largest_difference(single, "logits_") > limits["logits_abs"])
     return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
+
+
+def write_verdicts(verdicts: Iterable[Verdict], out: Path) -> None:
+    """The verdicts as CSV, by method and case: what the page of a report tells of a method."""
+    rows = sorted(verdicts, key=lambda verdict: (verdict.method, verdict.case))
+    fields = ("method", "case", "source", "commit", "difference", "tolerance", "words")
+    with atomic(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*fields[:-1], "verdict"])
+        for row in rows:
+            numbers = (f"{row.difference:.3g}", f"{row.tolerance:.3g}")
+            writer.writerow([*(getattr(row, name) for name in fields[:4]), *numbers, row.words])
 
 
 def statistics_difference(played: Play) -> float:

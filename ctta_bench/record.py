@@ -41,19 +41,22 @@ from ctta_bench.locks import (
 SCHEMA_VERSION = 1
 # As safe as yaml.safe_load, which is this loader in Python alone, and ten times as fast.
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     """A temporary path beside `path` that takes its name when the block ends well.
 
-    Raises RunError if the disk is full or the folder is not writable.
+    Not `lasting`: when the content reaches the disk is left to the system. Raises RunError if the
+    disk is full or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        if lasting:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror or error}).") from error
@@ -67,10 +70,10 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def write_yaml(path: Path, value: Any) -> None:
+def write_yaml(path: Path, value: Any, *, lasting: bool = True) -> None:
     """Write `value` as YAML in the given key order, atomically."""
-    with atomic(path) as temporary:
-        text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    with atomic(path, lasting=lasting) as temporary:
+        text = yaml.dump(value, Dumper=_SAFE_DUMPER, sort_keys=False, allow_unicode=True)
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -87,7 +90,7 @@ def check_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with atomic(directory / "write-test") as temporary:
-            temporary.write_bytes(b"")
+            temporary.write_bytes(b".")  # an empty file fits on a full disk
         (directory / "write-test").unlink()
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{directory}: is a file, not a folder; choose another --out.") from None
@@ -153,9 +156,11 @@ class RunFolder:
 
     def plan(self, record: dict[str, Any]) -> None:
         """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
-        if not self.file("cell.yaml").exists():
+        file = self.file("cell.yaml")
+        if not file.exists() or not file.stat().st_size:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_yaml(self.file("cell.yaml"), record)
+            # A grid lays down thousands at once; the run itself writes it again, to last.
+            write_yaml(file, record, lasting=False)
 
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""

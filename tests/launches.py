@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,13 @@ Found = TypeVar("Found")
 def call(*arguments: object) -> Result:
     """`ctta-bench` in this process."""
     return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def start(*arguments: object, **kwargs: Any) -> "subprocess.Popen[str]":
+    """`ctta-bench` in a process of its own."""
+    words = [sys.executable, "-m", "ctta_bench", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **kwargs)
 
 
 def grid(file: Path, *arguments: object) -> Result:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -11,7 +12,7 @@ from pydantic import Field
 from ctta_bench.methods.tent import Tent
 from ctta_bench.registry import METHODS
 
-FATES = "^(none|raise|exit|leave|kill|memory)$"
+FATES = "^(none|raise|exit|leave|kill|memory|oom)$"
 
 
 @METHODS.register_module("slow")
@@ -49,4 +50,15 @@ def meet(fate: str) -> None:
     if fate == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "memory":
-        raise MemoryError("no memory is left")
+        torch.empty(2**50)
+    if fate == "oom":
+        run_out_of_memory(Path(os.environ["CTTA_MEMORY_GROUP"]))
+
+
+def run_out_of_memory(group: Path) -> None:
+    """Go into a memory cgroup and take more than it has: the kernel ends this process."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    taken = []
+    while len(taken) < 100:
+        taken.append(bytearray(os.urandom(2**20)) * 16)
+    raise AssertionError("the kernel gave more than the group may have")

@@ -230,12 +230,13 @@ def test_all_problems_of_an_experiment_come_in_one_message(invoke: Invoke, tmp_p
     assert not (tmp_path / "runs" / "bad").exists() or not list((tmp_path / "runs/bad").iterdir())
 
 
+@pytest.mark.parametrize("call", [("run", "no_such_method", "toy"), ("grid", "quickstart")])
 @pytest.mark.parametrize("out", ["/proc/ctta", "taken", "taken/below"])
 def test_an_unusable_out_is_refused_before_anything_is_loaded(
-    out: str, invoke: Invoke, tmp_path: Path
+    out: str, call: tuple[str, ...], invoke: Invoke, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    refused(invoke("run", "no_such_method", "toy", "--out", out), "--out")
+    refused(invoke(*call, "--out", out), "--out")
 
 
 def test_odd_places_and_values_make_short_safe_names(invoke: Invoke, tmp_path: Path) -> None:
@@ -243,10 +244,14 @@ def test_odd_places_and_values_make_short_safe_names(invoke: Invoke, tmp_path: P
     long.parent.mkdir(parents=True)
     toy_weights(long)
     out = "ein Ordner/mit Ümläuten: und/ Leerzeichen"
-    result = invoke("run", "tent", "toy", *PLUGIN, "--out", out, "--weights", long,
-                    "--set", "benchmark.labeller=toy_vit")  # fmt: skip
+    call = ("run", "tent", "toy", *PLUGIN, "--out", out)
+    result = invoke(*call, "--weights", long)
     assert result.exit_code == 0, result.output
     (folder,) = (tmp_path / out).iterdir()
+    same = tmp_path / "disk:2/w.safetensors"
+    same.parent.mkdir()
+    same.write_bytes(long.read_bytes())
+    assert "already done" in invoke(*call, "--set", f"weights={same}").stdout
     assert len(folder.name) <= 120
     assert folder.name.isascii() and "/" not in folder.name and ":" not in folder.name
 
@@ -393,6 +398,7 @@ def test_verbose_lists_tell_hyper_parameters_ranges_and_presets(invoke: Invoke) 
     tent = next(row for row in rows if row["name"] == "tent")
     lr = next(field for field in tent["hyperparameters"] if field["name"] == "lr")
     assert (lr["type"], lr["range"], lr["default"]) == ("float", ">= 0", 0.001)
+    assert lr["searched"] == "1e-05 to 0.1"
     assert tent["presets"]["code"]["cifar10_c"]["optimizer"] == "adam"
 
 

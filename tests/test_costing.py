@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.costing import cost_of, images_of, known_streams, measured
+from ctta_bench.costing import cost_of, estimate, images_of, known_streams, measured
 from ctta_bench.datasets.imagenet_variants import Variant
 from ctta_bench.experiment import Experiment, load_experiment
 from ctta_bench.registry import BENCHMARKS, METHODS
@@ -79,6 +79,63 @@ def test_hours_are_those_of_runs_of_the_same_method_benchmark_and_model(tmp_path
     assert (cost.timed, cost.cells) == (2, 4)
     assert cost.hours == pytest.approx(2 * 75_000 / 100 / 3600)
     assert cost.time_text == "0.42 h (2 of 4 cells)"
+
+
+# -- hours of resolved cells, by the same runs
+
+
+def record(method: str = "tent", model: str = "fashion_vit", **benchmark: Any) -> dict[str, Any]:
+    settings = {"name": "fashion_c", "domains": ["fog", "snow"], "examples": 450, "rounds": 1}
+    return {
+        "method": {"name": method},
+        "benchmark": settings | benchmark,
+        "model": {"name": model},
+    }
+
+
+def test_a_grid_takes_as_long_as_earlier_runs_of_its_kind_did_by_the_image(tmp_path: Path) -> None:
+    run(tmp_path, "tent-fashion_c-fashion_vit-seed3-1234abcd", 10.0)
+    found = estimate([record()] * 40, tmp_path / "another")  # 900 images each
+    assert (found.hours, found.known, found.unknown) == (pytest.approx(1.0), 40, 0)
+    assert str(found) == "about 1.0 h on one worker, from earlier runs"
+    longer = record(examples=None, rounds=3, setting="gradual", severities=[1, 5])
+    assert estimate([longer], tmp_path / "one").hours == pytest.approx(
+        2 * 2000 * 2 * 3 / 10.0 / 3600
+    )
+
+
+def test_what_has_no_like_is_counted_and_not_guessed(tmp_path: Path) -> None:
+    run(tmp_path, "tent-fashion_c-fashion_vit-seed3-1234abcd", 10.0)
+    others = [record(model="another"), record("sar"), record(name="fashion_rotation")]
+    found = estimate([*others, record()], tmp_path / "one")
+    assert (found.known, found.unknown) == (1, 3)
+    assert "beside 3 without" in str(found)
+    assert str(estimate(others, tmp_path / "one")) == "hours unknown: no earlier run like these"
+
+
+def test_a_warm_up_takes_as_long_as_one_did_and_what_does_not_adapt_as_long_as_source(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "source-fashion_c-fashion_vit-seed0-1234abcd", 900.0)
+    run(tmp_path, "warmup-lora-fashion_c-seed0-1234abcd", 0.0)
+    file = tmp_path / "one" / "warmup-lora-fashion_c-seed0-1234abcd" / "result.json"
+    file.write_text(json.dumps({"seconds": 7199.0}))
+    steps = [record("lora") | {"kind": "warm-up"}, record("lora") | {"adapt": False}]
+    assert estimate(steps, tmp_path / "one").hours == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"cost": {"images_per_second": "fast"}}'])
+def test_damaged_results_tell_nothing(tmp_path: Path, content: str) -> None:
+    run(tmp_path, "tent-fashion_c-fashion_vit-seed3-1234abcd", 10.0)
+    next(tmp_path.rglob("result.json")).write_text(content)
+    assert estimate([record()], tmp_path / "one").known == 0
+
+
+def test_images_of_a_benchmark_that_is_not_in_the_table_are_those_of_its_settings(
+    tmp_path: Path, toy: None
+) -> None:
+    run(tmp_path, "tent-toy-toy_vit-seed0-1234abcd", 10.0)
+    assert estimate([record(name="toy", model="toy_vit")], tmp_path / "one").hours == 900 / 36000
 
 
 def test_a_semantic_shift_costs_what_its_own_benchmark_has() -> None:

@@ -79,13 +79,23 @@ def test_a_wrong_sweep_is_refused_with_its_place(tmp_path, sweep, words):
         )
 
 
-OF_SEGMENTATION = {"holdout_streets", "paper/main_acdc"}
+OF_SEGMENTATION = {"holdout_streets", "streets", "paper/main_acdc"}
 
 
 @pytest.mark.parametrize("name", sorted(experiment_files()))
 def test_an_experiment_of_the_package_can_be_pointed_at_the_embedded_benchmark(name):
     embedded = "streets_acdc" if name in OF_SEGMENTATION else "fashion_c"
     assert expand(load_experiment(name), benchmarks=(embedded,), preset="default")
+
+
+def test_the_main_tables_on_the_embedded_benchmark_are_cells_of_its_own_experiment():
+    """docs/results/paid.md says so, and prints no second table of them."""
+    options = {"benchmarks": ("fashion_c",), "preset": "default"}
+    stream = {"seeds": (0,), "overrides": {"benchmark.examples": 250}}
+    asked = {c.id for c in expand(load_experiment("paper/main_imagenet_c"), **options, **stream)}
+    assert asked < {c.id for c in expand(load_experiment("embedded"), seeds=(0,))}
+    components = {c.id for c in expand(load_experiment("paper/component"), **options)}
+    assert {c.id for c in expand(load_experiment("paper/settings"), **options)} < components
 
 
 def test_a_preset_replaces_those_of_the_file(tmp_path):
@@ -96,6 +106,34 @@ def test_a_preset_replaces_those_of_the_file(tmp_path):
     assert (cell.request.preset, cell.hyperparameters.lr) == ("default", 1e-4)
     with pytest.raises(ConfigError, match="no values for 'fashion_c'"):
         expand(described, benchmarks=("fashion_c",))
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("paper/rank", {"rank": [2, 4, 6, 8, 10, 12, 14, 16]}),
+        ("paper/lambda", {"std_weight": [0, 0.01, 0.05, 0.1, 0.5, 1, 2]}),
+        ("paper/layers", {"layers": ["qv", "qk", "qkv", "qkvo", "qkvom"]}),
+        (
+            "paper/source_samples",
+            {
+                "source_samples": [50, 100, 300, 500, 1000, 3000, 5000],
+                "entropy_filter": [False, True],
+            },
+        ),
+        ("paper/batch_size", {"benchmark.batch_size": [1, 2, 4, 8, 16, 32, 64, 128, 256]}),
+        ("controls/adapter_rate", {"lr": [1e-5, 5e-5, 2e-4, 1e-3, 5e-3]}),
+        ("controls/settings_rate", {"lr": [1e-5, 5e-5, 2e-4, 1e-3, 5e-3]}),
+        ("controls/warmup", {"warmup_epochs": [0, 3]}),
+        ("controls/wrong_side", {"side": ["input", "output"]}),
+    ],
+)
+def test_an_experiment_of_paid_sweeps_over_these_values(name, axes):
+    described = load_experiment(name)
+    (paid,) = [m for m in described.methods if m.name == "paid" and (m.sweep or described.sweep)][
+        :1
+    ]
+    assert described.sweep | paid.sweep == axes
 
 
 def test_cells_are_counted_without_data_or_weights():

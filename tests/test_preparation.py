@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.notes import footnotes
 from ctta_bench.analysis.rows import rows
 from ctta_bench.analysis.status import status
 from ctta_bench.config import Cell, CellRequest, resolve
@@ -371,6 +372,10 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
     (group,) = load(tmp_path).groups()
     names = {row.label for row in rows(group)}
     assert names == {"source", "vida", "vida with warm-up", "vida (warm-up only)"}
+    told = footnotes(group, rows(group))
+    warmed = "vida (warm-up only), vida with warm-up"
+    assert f"Trained on source images before the stream (warm-up): {warmed}." in told
+    assert f"Before the stream, labelled source images were read by {warmed}." in told
     read = [json.loads((tmp_path / c.id / "result.json").read_text()) for c in chosen]
     assert [r["source_access"] for r in read] == ["none", "none", "labelled", "labelled"]
     assert len({r["model_sha256"] for r in read}) == 1  # the source model is one and the same
@@ -379,13 +384,23 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
 @pytest.mark.parametrize("method", ["source", "vida"])
 def test_what_a_warm_up_left_is_no_source_model(method: str, finished: Path) -> None:
     file = warmup_folder(finished) / "warmup.safetensors"
-    with pytest.raises(DataError, match="does not fit"):
+    with pytest.raises(DataError, match="holds what a method learnt in its warm-up"):
         cell(method, set={}, weights=file)
 
 
-@pytest.mark.parametrize("method", ["source", "vida"])
-def test_a_checkpoint_with_adapters_is_refused_by_name(method: str, tmp_path: Path) -> None:
-    """As ViDA's official warm-ups come: the source weights under other names, adapters beside."""
+@pytest.mark.parametrize(
+    ("inner", "added", "words"),
+    [
+        ("linear_vida", ("vida_down", "vida_up", "vida_down2", "vida_up2"), "ViDA's adapters"),
+        ("base_layer", ("lora_A.default", "lora_B.default"), "LoRA's matrices"),
+        ("", ("hra_u", "m"), "PAID's rotations"),
+    ],
+)
+@pytest.mark.parametrize("method", ["source", "vida", "paid"])
+def test_a_checkpoint_with_adapters_is_refused_by_name(
+    method: str, inner: str, added: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    """As official warm-ups come: the source weights, some under other names, adapters beside."""
     from ctta_bench.registry import MODELS
 
     plain = MODELS.get("toy_vit")().state_dict()
@@ -393,10 +408,10 @@ def test_a_checkpoint_with_adapters_is_refused_by_name(method: str, tmp_path: Pa
     for name, value in plain.items():
         layer, _, key = name.rpartition(".")
         attention = layer.endswith(("attn.qkv", "attn.proj"))
-        official[f"module.{layer}.linear_vida.{key}" if attention else f"module.{name}"] = value
+        place = ".".join(filter(None, [layer, inner * attention, key]))
+        official[f"module.{place}"] = value
         if attention and key == "weight":
-            for part in ("down", "up", "down2", "up2"):
-                official[f"module.{layer}.vida_{part}.weight"] = torch.zeros(1, 1)
-    torch.save(official, tmp_path / "imagenet_vida.pt")
-    with pytest.raises(DataError, match=r"it holds ViDA's adapters .* warmed-up model"):
-        cell(method, set={}, weights=tmp_path / "imagenet_vida.pt")
+            official |= {f"module.{layer}.{part}.weight": torch.zeros(1, 1) for part in added}
+    torch.save(official, tmp_path / "warmed.pt")
+    with pytest.raises(DataError, match=f"it holds {words} .* warmed-up model; give the source"):
+        cell(method, set={}, weights=tmp_path / "warmed.pt")

@@ -11,6 +11,7 @@ import typer
 from ctta_bench import __version__
 from ctta_bench.cli import (
     authoring,
+    cost,
     data,
     launching,
     listing,
@@ -21,6 +22,7 @@ from ctta_bench.cli import (
     running,
     standing,
     training,
+    tuning,
 )
 from ctta_bench.cli.shared import State
 
@@ -40,6 +42,8 @@ app.add_typer(models_app, name="models")
 app.command("list")(listing.list_entries)
 app.command()(running.run)
 app.command()(launching.grid)
+app.command()(tuning.tune)
+app.command()(cost.cost)
 app.command()(standing.status)
 app.command()(standing.logs)
 app.command()(standing.cancel)

@@ -58,6 +58,7 @@ def check(
 def parity(
     method: Annotated[str | None, typer.Argument(help="Cases of this method alone.")] = None,
     cases: Annotated[Path | None, typer.Option(help="Folder of cases; the repository's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the verdicts in this CSV file.")] = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
@@ -73,6 +74,10 @@ def parity(
 
     wanted = registry.METHODS.find(method).name if method else None
     verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
+    if out is not None:
+        from ctta_bench.parity import write_verdicts
+
+        write_verdicts(verdicts, out)
     if as_json:
         print_json([asdict(v) | {"verdict": v.words} for v in verdicts])
     else:

@@ -17,6 +17,7 @@ from ctta_bench.cli.shared import (
     KeepModels,
     Log,
     Plugin,
+    Probe,
     Quiet,
     Set,
     Workers,
@@ -68,10 +69,14 @@ def grid(
     device: Device = None,
     plugin: Plugin = None,
     keep_models: KeepModels = None,
+    probe: Probe = None,
     log: Log = None,
     retry: Annotated[
         str | None, typer.Option(help="failed: run the cells alone whose last attempt failed.")
     ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="INTERVAL", help="Write one every N batches, or seconds as 20s.")
+    ] = "20s",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cells, jobs and hours, and stop.")
     ] = False,
@@ -84,26 +89,29 @@ def grid(
     """
     executor = executor or ("slurm" if profile else "local")
     _check_options(executor, profile, retry)
-    from ctta_bench.config import parse_assignments
-    from ctta_bench.experiment import expand, load_experiment
+    from ctta_bench.checkpoint import parse_interval
+    from ctta_bench.experiment import expand_checked, load_experiment, refusal
     from ctta_bench.record import check_writable
+    from ctta_bench.validation import parse_assignments
 
+    parse_interval(checkpoint)
     load_plugins(plugin)
     described = load_experiment(experiment)
     directory = out or Path("runs") / described.name
     if not dry_run:
         check_writable(directory)
     chosen_profile = _profile(executor, profile, jobs)
-    cells = expand(
+    cells, problems = expand_checked(
         described,
         benchmarks=tuple(benchmark or ()),
-        seeds=_seeds(seeds),
+        seeds=seeds_of(seeds),
         preset=preset,
         overrides=parse_assignments(set or ()),
         data_root=data_root,
         workers=workers,
         cache_decoded=cache_decoded,
         keep_models=keep_models,
+        probe=probe,
     )
     from ctta_bench.launch.begin import Options, select
     from ctta_bench.launch.checks import missing_data
@@ -112,13 +120,13 @@ def grid(
 
     make_loggers(tuple(log or ()))  # an unknown one is refused before anything begins
     steps, missing = schedule(cells), missing_data(cells)
+    if problems or (missing and not dry_run):
+        raise refusal(described, problems + missing)
     if dry_run:
         _tell_plan(steps, directory, chosen_profile, missing)
         return
-    if missing:
-        raise ConfigError(f"experiment {described.name!r}: " + "\n  ".join(missing))
     chosen = select(steps, directory, force=force, failed_alone=retry == "failed")
-    options = Options(device, force, tuple(log or ()), tuple(plugin or ()))
+    options = Options(device, force, checkpoint, tuple(log or ()), tuple(plugin or ()))
     if chosen_profile is not None:
         _submit(chosen, directory, chosen_profile, options)
     else:
@@ -136,7 +144,8 @@ def _check_options(executor: str, profile: str | None, retry: str | None) -> Non
         raise ConfigError(f"--retry {retry!r}: choose failed.")
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def seeds_of(text: str) -> tuple[int, ...]:
+    """The numbers of an option like `0,1,2`."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -157,7 +166,7 @@ def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | No
 def _tell_plan(
     steps: "Sequence[Step]", directory: Path, profile: "Profile | None", missing: Sequence[str]
 ) -> None:
-    from ctta_bench.launch.estimates import estimate
+    from ctta_bench.costing import estimate
 
     for step in steps:
         typer.echo(step.id)
@@ -175,7 +184,8 @@ def _tell_plan(
         waves = [wave_of(ordered[start]) for start, _ in packs]
         count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
         parts.append(f"jobs: {len(packs)}, arrays: {count}")
-    parts.append(str(estimate(left, directory)))
+    if left:
+        parts.append(str(estimate([step.record for step in left], directory)))
     told.print("; ".join(parts), highlight=False, soft_wrap=True)
     for problem in missing:
         told.print(f"missing: {problem}", highlight=False, markup=False, soft_wrap=True)
@@ -256,6 +266,7 @@ def _run_here(
         directory,
         device=options.device or default_device(),
         force=options.force,
+        checkpoint=options.checkpoint,
         make_loggers=loggers,
         on_step=lambda n, step, state: tell(n, step.id, state),
         outcome=chosen.outcome,

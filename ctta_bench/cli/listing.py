@@ -68,7 +68,7 @@ def list_entries(
         ]
     described = {}
     if verbose and what == "methods":
-        from ctta_bench.config import describe
+        from ctta_bench.presets import describe
 
         described = {row["name"]: describe(row["name"]) for row in rows}
         rows = [row | described[row["name"]] for row in rows]

@@ -29,7 +29,7 @@ Root = Annotated[
 
 
 def _benchmark(name: str, assignments: list[str] | None, root: Path | None) -> Any:
-    from ctta_bench.config import parse_assignments, validate
+    from ctta_bench.validation import parse_assignments, validate
 
     entry = registry.BENCHMARKS.get(name)
     values = {

@@ -15,6 +15,7 @@ from ctta_bench.cli.shared import (
     KeepModels,
     Log,
     Plugin,
+    Probe,
     Quiet,
     Set,
     Workers,
@@ -61,6 +62,7 @@ def run(
     device: Device = None,
     plugin: Plugin = None,
     keep_models: KeepModels = None,
+    probe: Probe = None,
     log: Log = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -71,8 +73,9 @@ def run(
     Example: `ctta-bench run tent fashion_c --set lr=1e-3 --set examples=100 --seed 1`
     """
     as_json = check_format(format)
-    from ctta_bench.config import CellRequest, parse_assignments, resolve, validate
+    from ctta_bench.config import CellRequest, resolve
     from ctta_bench.record import RunFolder, check_writable
+    from ctta_bench.validation import parse_assignments, validate
 
     check_writable(out)
     load_plugins(plugin)
@@ -99,6 +102,7 @@ def run(
         "cache_decoded": cache_decoded,
         "experiment": out.resolve().name,
         "keep_models": keep_models or "none",
+        "probe": probe or "none",
     }
     cell = resolve(validate(CellRequest, values, "run"))
     folder = RunFolder(out / cell.id)

@@ -45,6 +45,10 @@ KeepModels = Annotated[
     str | None,
     typer.Option(help="Adapted networks to leave in the run folder: none, last or domains."),
 ]
+Probe = Annotated[
+    str | None,
+    typer.Option(help="Score source images again, for forgetting: none, rounds or domains."),
+]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Further logger: tensorboard, wandb, mlflow.")
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ctta_bench.checkpoint import DEFAULT_INTERVAL
 from ctta_bench.errors import CttaBenchError, RunError
 from ctta_bench.launch.local import run_pool
 from ctta_bench.launch.packing import in_order, pack, wave_of
@@ -15,7 +16,7 @@ from ctta_bench.launch.running import check_done
 from ctta_bench.launch.scheduler import job_states
 from ctta_bench.launch.slurm import submit
 from ctta_bench.launch.steps import Outcome, Step, lay_down
-from ctta_bench.record import RunFolder
+from ctta_bench.record import RunFolder, check_writable
 
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
 
@@ -35,6 +36,7 @@ class Options:
 
     device: str | None = None
     force: bool = False
+    checkpoint: str = DEFAULT_INTERVAL
     log: Sequence[str] = ()
     plugins: Sequence[str] = ()
 
@@ -45,6 +47,7 @@ class Options:
         return {
             "device": self.device,
             "force": self.force,
+            "checkpoint": self.checkpoint,
             "log": list(self.log),
             "plugins": plugins,
         }
@@ -145,7 +148,16 @@ def _enter(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:
         elif RunFolder(launch.directory / step.id).is_done:
             outcome.note(step, "done")
         else:
-            outcome.note(step, "failed", f"not run to its end; see {launch.folder / 'workers'}")
+            outcome.note(step, "failed", _why_not(launch))
+
+
+def _why_not(launch: Launch) -> str:
+    """Why workers may have left a step behind without a word."""
+    try:
+        check_writable(launch.directory)
+    except RunError as error:
+        return str(error)
+    return f"not run to its end; see {launch.folder / 'workers'}"
 
 
 def submit_slurm(
@@ -168,6 +180,7 @@ def submit_slurm(
         environment=dict(profile.environment),
         threads=profile.cpus,
         devices=None,
+        requeue=profile.requeue,
         **options.facts(),
     )
     try:

@@ -20,6 +20,7 @@ from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.launch.scheduler import requeue, state_of
 from ctta_bench.record import RunFolder
 
+LAST_LINES = 20  # of what a process printed, kept in the log of the cell that it died in
 IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Not `-m`: it would put the working folder before all that is installed.
@@ -93,6 +94,8 @@ class Job:
         job = os.environ.get("SLURM_JOB_ID")
         if launch.facts["executor"] != "slurm" or job is None or launch.is_cancelled:
             return
+        if not launch.facts["requeue"]:
+            return  # `grid` goes on from the checkpoint
         if state_of(job) != "RUNNING":
             return  # cancelled, or queued again by Slurm itself
         counts = [e["progress"] for e in journal.read() if "progress" in e]
@@ -134,6 +137,17 @@ def fail_open_step(launch: Launch, worker: int, reason: str, *, interrupted: boo
     folder = RunFolder(launch.directory / step)
     journal.write(step=step, state="failed", reason=reason)
     if not folder.is_done:
-        folder.append_log(f"failed: {reason}")
+        folder.append_log(f"failed: {reason}{_last_words(launch.log(worker))}")
         folder.write_failure(RunError(reason))
     return True
+
+
+def _last_words(log: Path) -> str:
+    """What the process of a worker printed last; "" if nothing."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config import CellRequest, resolve, validate
+from ctta_bench.config import CellRequest, resolve
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.launch.steps import Step
 from ctta_bench.locks import this_process
 from ctta_bench.record import atomic, timestamp, write_json
+from ctta_bench.validation import validate
 
 FOLDER = ".launch"
 INTERRUPTED = 75  # exit code of a worker after a checkpoint (EX_TEMPFAIL)
@@ -38,8 +39,8 @@ class Launch:
         cls, directory: Path, steps: Sequence[Step], packs: Sequence[tuple[int, int]], **facts: Any
     ) -> "Launch":
         """Write down a launch. packs: first step and end of what each worker does, in order."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-        folder = directory.resolve() / FOLDER / name
+        folder = directory.resolve() / FOLDER
+        folder /= _next_name([place.name for place in folder.glob("*-*")])
         (folder / "workers").mkdir(parents=True)
         facts |= {"made": timestamp(), "launcher": this_process(), "packs": packs}
         with atomic(folder / "steps.jsonl") as temporary:
@@ -156,6 +157,13 @@ class Journal:
         """The step of the last event of a step, if it came to `state`."""
         events = [event for event in self.read() if "step" in event]
         return str(events[-1]["step"]) if events and events[-1]["state"] == state else None
+
+
+def _next_name(there: Sequence[str]) -> str:
+    """A name that sorts after those that are there, even if the clock was set back."""
+    now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    latest = max([now, *(name[: len(now)] for name in there)])
+    return f"{latest}-{len(there):04d}-{uuid.uuid4().hex[:6]}"
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from ctta_bench.config import read_yaml, validate
 from ctta_bench.errors import ConfigError
+from ctta_bench.validation import validate
+from ctta_bench.yaml_files import read_yaml
 
 # One line of printable text: a line break would end the line of a job script that holds it.
 Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -37,6 +38,7 @@ class Profile(BaseModel):
     parallel: int | None = Field(
         None, ge=1, description="jobs at once; as many as the cluster runs"
     )
+    requeue: bool = Field(True, description="queue a job again that was told to stop")
     cells_per_job: int = Field(1, ge=1, description="cells packed into one job, one after another")
     max_array: int | None = Field(None, ge=1, description="jobs an array; as the cluster says")
     setup: tuple[Words, ...] = Field(
@@ -91,5 +93,6 @@ def parameters_of(profile: Profile) -> dict[str, Any]:
         "time": profile.time_minutes,
         "signal_delay_s": profile.lead_seconds,
         "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": True} | dict(profile.options),
+        "additional_parameters": {"requeue" if profile.requeue else "no-requeue": True}
+        | dict(profile.options),
     }

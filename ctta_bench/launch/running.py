@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from ctta_bench.checkpoint import DEFAULT_INTERVAL, parse_interval
 from ctta_bench.config import Cell
 from ctta_bench.engine import run_cell
 from ctta_bench.errors import CttaBenchError, RunError
@@ -11,6 +13,7 @@ from ctta_bench.launch.steps import Outcome, Step, lay_down, schedule
 from ctta_bench.locks import BusyError
 from ctta_bench.loggers import Logger
 from ctta_bench.preparation import run_warmup
+from ctta_bench.probing import check_probed
 from ctta_bench.record import RunFolder, check_writable
 
 
@@ -20,6 +23,7 @@ def run_grid(
     *,
     device: str,
     force: bool = False,
+    checkpoint: str = DEFAULT_INTERVAL,
     make_loggers: Callable[[Step], Sequence[Logger]],
     on_step: Callable[[int, Step, str], None] = lambda number, step, state: None,
 ) -> Outcome:
@@ -33,7 +37,13 @@ def run_grid(
     steps = schedule(cells)
     lay_down(steps, directory)
     return run_steps(
-        steps, directory, device=device, force=force, make_loggers=make_loggers, on_step=on_step
+        steps,
+        directory,
+        device=device,
+        force=force,
+        checkpoint=checkpoint,
+        make_loggers=make_loggers,
+        on_step=on_step,
     )
 
 
@@ -43,6 +53,7 @@ def run_steps(
     *,
     device: str,
     force: bool,
+    checkpoint: str = DEFAULT_INTERVAL,
     make_loggers: Callable[[Step], Sequence[Logger]],
     on_step: Callable[[int, Step, str], None] = lambda number, step, state: None,
     outcome: Outcome | None = None,
@@ -63,6 +74,7 @@ def run_steps(
             directory,
             device=device,
             force=force,
+            checkpoint=checkpoint,
             make_loggers=make_loggers,
             begins=begins,
             warmup_failure=why_not,
@@ -78,13 +90,15 @@ def run_step(
     *,
     device: str,
     force: bool,
+    checkpoint: str = DEFAULT_INTERVAL,
     make_loggers: Callable[[Step], Sequence[Logger]],
     begins: Callable[[], None] = lambda: None,
     warmup_failure: str = "",
 ) -> tuple[str, str]:
     """Run one step: its state (kept, done, failed, elsewhere), and the reason for the last two.
 
-    `begins` is called before one that is not done. `warmup_failure` says why the warm-up that it
+    `checkpoint` as `checkpoint.parse_interval` reads it: `20s`, or batches. `begins` is called
+    before one that is not done. `warmup_failure` says why the warm-up that it
     starts from failed: such a cell is left alone, it would only fail again.
     """
     folder = RunFolder(directory / step.id)
@@ -97,8 +111,17 @@ def run_step(
             error = RunError(f"its warm-up {step.needs} failed: {warmup_failure}")
             folder.write_failure(error)
             raise error
-        run = run_warmup if step.warms_up else run_cell
-        run(step.cell, folder, device=device, force=force, loggers=make_loggers(step))
+        seconds, count = parse_interval(checkpoint)
+        options: dict[str, Any] = {
+            "device": device,
+            "force": force,
+            "loggers": make_loggers(step),
+            "checkpoint_seconds": seconds,
+        }
+        if step.warms_up:
+            run_warmup(step.cell, folder, checkpoint_updates=count, **options)
+        else:
+            run_cell(step.cell, folder, checkpoint_batches=count, **options)
     except BusyError as error:
         return "elsewhere", str(error)
     except CttaBenchError as error:
@@ -113,4 +136,5 @@ def check_done(step: Step, folder: RunFolder) -> None:
     folder.check_configuration(step.record)
     if not step.warms_up:
         check_kept(folder, step.cell.request.keep_models)
+        check_probed(folder, step.cell.request.probe)
     folder.result()

@@ -8,6 +8,7 @@ It goes through its steps, writes what becomes of them to its journal, and ends:
 Anything else is a crash in the step that the journal leaves open.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from ctta_bench.launch.steps import Step
 from ctta_bench.locks import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
 from ctta_bench.loggers import Logger, make_loggers
 from ctta_bench.registry import load_plugin
+from ctta_bench.source_models.shared import sharing_models
 
 # Once nothing else is left to do, cells of others are looked at again: an owner that died is so by
 # then, one that lives keeps its cell.
@@ -43,7 +45,9 @@ def main(folder: Path, worker: int) -> int:
         launch.journal(worker).write(state="started", **this_process())
         for plugin in launch.facts["plugins"]:
             load_plugin(plugin)
-        work(launch, worker)
+        start, stop = launch.facts["packs"][worker]
+        with sharing_models() if stop - start > 1 else contextlib.nullcontext():
+            work(launch, worker)
     except KeyboardInterrupt as error:
         _note_interruption(Journal(folder / "workers" / f"{worker}.jsonl"), str(error))
         return INTERRUPTED
@@ -93,6 +97,7 @@ def _settle(launch: Launch, journal: Journal, step: Step) -> bool:
         launch.directory,
         device=facts["device"] or default_device(),
         force=facts["force"] and not begun,
+        checkpoint=facts["checkpoint"],
         make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), Printed(step.id)],
         begins=lambda: journal.write(step=step.id, state="running"),
         warmup_failure="" if step.needs is None else launch.failures().get(step.needs, ""),

@@ -2,7 +2,13 @@
 
 import json
 import os
+import pty
+import re
+import select
 import stat
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +20,7 @@ import pytest
 from ctta_bench import board as module
 from ctta_bench.board import board, counts
 from ctta_bench.launch.plan import Launch
-from tests.launch.conftest import RESULT, Make
+from tests.launch.conftest import LINE, RESULT, Make
 from tests.launches import call
 
 Ask = Callable[..., None]
@@ -86,6 +92,24 @@ def test_a_cell_without_result_stands_as_its_job_does(
     launched(tmp_path / "trial", "tent-a")
     slurm(squeue, sacct)
     assert state(tmp_path / "trial")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [
+        ("SIGUSR2", ("timeout", "timeout after 4 of 10 batches; grid goes on there")),
+        ("SIGTERM", ("missing", "stopped by SIGTERM after 4 of 10 batches; grid goes on there")),
+    ],
+)
+def test_a_cell_that_was_told_to_stop_and_is_not_queued_again_says_where_it_is(
+    signal: str, expected: tuple[str, str], make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a", 4)
+    journal = launched(tmp_path / "trial", "tent-a").journal(0)
+    journal.write(step="tent-a", state="running")
+    journal.write(step="tent-a", state="interrupted", reason=signal)
+    slurm("", "7_0|COMPLETED")
+    assert state(tmp_path / "trial") == expected
 
 
 def test_a_queued_cell_has_slurm_s_reason_and_a_timeout_how_far_it_came(
@@ -207,6 +231,64 @@ def test_status_ends_with_0_only_if_all_are_done(make: Make, tmp_path: Path) -> 
     assert "no memory" in shown.stdout and "3/10" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "1 failed, 1 done"
     assert call("status", tmp_path / "trial", "--watch").exit_code == 1
+
+
+WATCH = (
+    "import ctta_bench.cli.standing as s; s.WATCH_SECONDS = 0.1\n"
+    "from ctta_bench.cli import main; main()"
+)
+
+
+def test_watch_follows_on_a_terminal_until_nothing_is_under_way(make: Make, tmp_path: Path) -> None:
+    owner = {"host": "node", "heartbeat": time.time()}
+    folder = make("tent-a", 4, **{"cell__lock__json": owner})
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 120))
+    watching = subprocess.Popen(
+        [sys.executable, "-c", WATCH, "status", str(tmp_path / "trial"), "--watch"],
+        stdout=terminal, env=os.environ | {"TERM": "xterm"}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(terminal)
+    shown = read_until(screen, "3 s left")  # six batches of half a second
+    assert "4/10" in shown
+    with (folder / "batches.jsonl").open("a") as lines:
+        lines.write("".join(json.dumps(LINE | {"batch": n}) + "\n" for n in (4, 5, 6, 7)))
+    assert "8/10" in read_until(screen, "1 s left")
+    (folder / "result.json").write_text(json.dumps(RESULT))
+    (folder / "cell.lock.json").unlink()
+    read_until(screen, "1 done")
+    _, errors = watching.communicate(timeout=60)
+    assert (watching.returncode, errors) == (0, b"")
+    os.close(screen)
+
+
+def read_until(screen: int, words: str) -> str:
+    """What a terminal shows until words are there, without colours and moves of the cursor."""
+    shown, end = b"", time.monotonic() + 120
+    while words not in (
+        plain := re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode(errors="ignore"))
+    ):
+        assert time.monotonic() < end, plain
+        if select.select([screen], [], [], 1)[0]:
+            shown += os.read(screen, 4096)
+    return plain
+
+
+def test_watch_asks_ever_less_often_where_nothing_changes(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("tent-a", 4, **{"cell__lock__json": {"host": "node", "heartbeat": time.time()}})
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert call("status", tmp_path / "trial", "--watch").exit_code == 130
+    assert pauses[:3] == [5.0, 7.5, 11.25]
+    assert pauses[-1] == 60.0
 
 
 def test_logs_show_what_the_cell_and_its_job_said(make: Make, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ Each test begins processes that load torch, so that there are few of them.
 import json
 import os
 import re
+import shutil
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.launches import (
     grid,
     rows,
     slow,
+    start,
     states,
     until,
     without_times,
@@ -34,18 +35,12 @@ from tests.launches import (
 )
 
 pytestmark = pytest.mark.timeout(600)
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def start(*arguments: object, **kwargs: Any) -> "subprocess.Popen[str]":
-    """`ctta-bench` in a process of its own."""
-    words = [sys.executable, "-m", "ctta_bench", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **kwargs)
 
 
 def workers_of(runs: Path) -> list[int]:
@@ -149,17 +144,39 @@ def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [share_out(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
 
 
+@pytest.fixture
+def memory_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The fate of a cell that the kernel ends for want of memory; none where there is no cgroup."""
+    root = next((r for r in (CGROUPS / "memory", CGROUPS) if (r / "cgroup.procs").exists()), None)
+    group = CGROUPS if root is None else root / f"ctta-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield []
+        return
+    limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+    try:
+        (group / limit).write_text(str(64 * 2**20))
+        monkeypatch.setenv("CTTA_MEMORY_GROUP", str(group))
+        yield ["oom"]
+    except OSError:
+        yield []
+    finally:
+        group.rmdir()
+
+
 def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
-    tmp_path: Path,
+    tmp_path: Path, memory_group: list[str]
 ) -> None:
-    fates = ("raise", "exit", "leave", "kill")
+    fates = ("raise", "exit", "leave", "kill", "memory", *memory_group)
     file = write_grid(tmp_path, *(slow(0.0, fate=fate) for fate in fates), "source", "tent")
     result = grid(file, "--jobs", 2)
     assert result.exit_code == 1
-    assert "2 cells run, 0 were done before, 4 failed" in result.stdout
+    assert f"2 cells run, 0 were done before, {len(fates)} failed" in result.stdout
     found = rows(tmp_path / "runs/trial")
     reasons = " ".join(row["reason"] for row in found.values() if row["state"] == "failed")
-    assert re.search("too much", reasons) and re.search("SIGKILL", reasons)
+    assert re.search("too much", reasons) and re.search("can't allocate memory", reasons)
+    assert len(re.findall("SIGKILL, for want of memory", reasons)) == 1 + len(memory_group)
     assert re.search(r"sys\.exit\(0\)", reasons) and re.search("exit code 0", reasons)
     traceback = [
         (tmp_path / "runs/trial" / cell / "log.txt").read_text()
@@ -167,7 +184,10 @@ def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
         if "too much" in row["reason"]
     ]
     assert "Traceback" in traceback[0]
-    # The same command, and --retry, begin those four again and touch no other.
+    # What a process printed last stays with the cell that it died in.
+    gone = next(cell for cell, row in found.items() if "exit code 0" in row["reason"])
+    assert f"{gone}: batch 0 of 15" in (tmp_path / "runs/trial" / gone / "log.txt").read_text()
+    # The same command, and --retry, begin those again and touch no other.
     steps = schedule(expand(load_experiment(str(file))))
     failed = {cell for cell, row in found.items() if row["state"] == "failed"}
     for alone in (False, True):
@@ -200,7 +220,7 @@ def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_goes_on
 def test_workers_outlive_a_launcher_that_is_killed_and_a_second_one_takes_nothing_from_them(
     tmp_path: Path,
 ) -> None:
-    file = write_grid(tmp_path, slow(2.0), more="seeds: [0, 1]")
+    file = write_grid(tmp_path, slow(0.3), more="seeds: [0, 1]")
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
     cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
@@ -248,21 +268,14 @@ def test_names_with_spaces_and_quotes_work_and_secrets_stay_out_of_the_folders(
     assert not [text for text in texts if b"s3cr3t" in text]
 
 
-def test_a_pool_s_plan_is_text_and_resolves_to_the_same_cells(tmp_path: Path) -> None:
-    file = write_grid(tmp_path, slow(0.0), "tent")
+def test_a_pool_s_plan_is_text_and_results_are_read_without_it(tmp_path: Path) -> None:
+    file, runs = write_grid(tmp_path, "source", "tent"), tmp_path / "runs/trial"
     assert grid(file, "--jobs", 2).exit_code == 0
-    (launch,) = (tmp_path / "runs/trial").glob(".launch/*")
+    (launch,) = runs.glob(".launch/*")
     lines = [json.loads(line) for line in (launch / "steps.jsonl").read_text().splitlines()]
-    assert {line["request"]["method"] for line in lines} == {"slow", "tent"}
+    assert {line["request"]["method"] for line in lines} == {"source", "tent"}
     assert (launch / "launch.json").stat().st_mode & 0o077 == 0
-
-
-def test_results_are_read_without_the_launcher_s_own_folder(tmp_path: Path) -> None:
-    import shutil
-
-    file = write_grid(tmp_path, "source", "tent")
-    assert grid(file, "--jobs", 2).exit_code == 0
-    before = states(tmp_path / "runs/trial")
-    shutil.rmtree(tmp_path / "runs/trial/.launch")
-    assert states(tmp_path / "runs/trial") == before == ["done"] * 2
-    assert call("report", tmp_path / "runs/trial").exit_code == 0
+    before = states(runs)
+    shutil.rmtree(runs / ".launch")
+    assert states(runs) == before == ["done"] * 2
+    assert call("report", runs).exit_code == 0

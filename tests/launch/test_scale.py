@@ -4,6 +4,8 @@ Times are those of the processor: what else the machine does is no fault of ours
 """
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,3 +58,15 @@ def test_a_thousand_cells_become_jobs_in_seconds() -> None:
         assert len({identity(step.record) for step in steps}) == 1000
 
     assert seconds(submit) < 10
+
+
+@pytest.mark.slow
+def test_each_step_of_a_very_large_grid_stays_within_its_share() -> None:
+    """The limits of 100,000 cells, in proportion: docs/scaling.md has what those really take."""
+    script = Path(__file__).parents[2] / "scripts" / "bench_scale.py"
+    call = [sys.executable, str(script), "--cells", "2000"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
+        *("expand", "plan", "status", "collect")
+    ]

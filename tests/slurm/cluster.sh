@@ -11,13 +11,13 @@
 #
 # CTTA_SLURM_DIR   $HOME/.ctta-slurm     everything that is written lies here
 # CTTA_SLURM_PORT  27817                 slurmctld; +1 slurmdbd, +2 MariaDB, +10+I the slurmd of nI
-# CTTA_SLURM_NODES 3                     nodes of 4 CPUs, 4000 MB and one pretended GPU each
+# CTTA_SLURM_NODES 4                     nodes of 4 CPUs, 4000 MB and one pretended GPU each
 # CTTA_SLURM_ARRAY 4                     jobs an array: so few that a small grid needs several
 set -euo pipefail
 
 dir=${CTTA_SLURM_DIR:-$HOME/.ctta-slurm}
 port=${CTTA_SLURM_PORT:-27817}
-nodes=${CTTA_SLURM_NODES:-3}
+nodes=${CTTA_SLURM_NODES:-4}
 array=${CTTA_SLURM_ARRAY:-4}
 export PATH=$PATH:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C SLURM_CONF=$dir/slurm.conf
 socket=$dir/munge.sock
@@ -156,12 +156,17 @@ start_node() {
 }
 
 install() {
-    local program missing=
-    for program in $programs; do command -v "$program" >/dev/null || missing=1; done
+    local program said missing=
+    for program in $programs; do command -v "$program" >/dev/null || missing="$missing $program"; done
     [ -n "$missing" ] || return 0
-    apt-get update -qq
-    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-        munge slurmctld slurmd slurm-client slurmdbd mariadb-server procps >/dev/null
+    command -v apt-get >/dev/null || fail "not here:$missing; and no apt-get (Debian, Ubuntu) to install Slurm with"
+    [ "$(id -u)" = 0 ] || fail "not here:$missing; only root can install Slurm"
+    # Lists of packages that are there already may do.
+    apt-get -qq -o Acquire::http::Timeout=20 update >/dev/null 2>&1 || true
+    said=$(RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=20 \
+        install -y --no-install-recommends \
+        munge slurmctld slurmd slurm-client slurmdbd mariadb-server procps 2>&1) ||
+        fail "not here:$missing; and apt-get cannot install Slurm: $(tail -n 1 <<<"$said")"
 }
 start() {
     local program name
