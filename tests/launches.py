@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -26,10 +27,19 @@ def call(*arguments: object) -> Result:
 
 
 def start(*arguments: object, **kwargs: Any) -> "subprocess.Popen[str]":
-    """`ctta-bench` in a process of its own."""
+    """`ctta-bench` in a process of its own, as a terminal starts it.
+
+    What a shell runs in the background passes over Ctrl-C, and hands that on to its children.
+    """
     words = [sys.executable, "-m", "ctta_bench", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **kwargs)
+    return subprocess.Popen(
+        words, stdout=pipe, stderr=pipe, text=True, preexec_fn=_heed_interrupts, **kwargs
+    )
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def grid(file: Path, *arguments: object) -> Result:

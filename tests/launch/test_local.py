@@ -206,7 +206,7 @@ def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_goes_on
     until(lambda: all(batches(cell) >= 2 for cell in cells))
     os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: to every process
     _, errors = launcher.communicate(timeout=60)
-    assert launcher.returncode == 130 and "Traceback" not in errors
+    assert "Traceback" not in errors and launcher.returncode == 130, errors
     assert workers_of(runs) == []
     assert all((cell / "state.pt").is_file() for cell in cells)
     assert not list(runs.rglob("*.tmp")) and not list(runs.rglob("result.json"))
