@@ -110,7 +110,7 @@ class Canvas:
     def legend(self, figure: Figure, **options: Any) -> None:
         """The legend of all panels, made last: at the right on a screen, below them on paper."""
         if self.columns is None:
-            figure.legend(**({"loc": "outside right upper", "frameon": False} | options))
+            figure.legend(**({"loc": "outside right center", "frameon": False} | options))
             return
         labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
         width = _KEY + _LETTER * max(map(len, labels))
