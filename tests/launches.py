@@ -89,12 +89,18 @@ def batches(folder: Path) -> int:
 
 def without_times(folder: Path) -> dict[str, Any]:
     """The contents of a finished run apart from times and the pause of the slow method."""
+    found = recorded(folder)
+    del found["result"]["cell"]
+    return found
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The contents of a finished run apart from times."""
     lines = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
     for line in lines:
         del line["ms"]
     for key in ("seconds", "images_per_second", "peak_memory_mb"):
         del result["cost"][key]
-    del result["cell"]
     predictions = hashlib.sha256((folder / "predictions.npz").read_bytes()).hexdigest()
     return {"lines": lines, "result": result, "predictions": predictions}

@@ -1,6 +1,5 @@
 """One cell: what the method sees, what is left on disk, and resuming to the same bits."""
 
-import hashlib
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from ctta_bench.method import Method
 from ctta_bench.record import RunFolder
 from ctta_bench.registry import METHODS
 from tests.conftest import TOY
+from tests.launches import recorded
 from tests.methods import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -50,18 +50,6 @@ class StopAfter(Logger):
     def batch(self, record: dict[str, Any]) -> None:
         if record["batch"] == self.at:
             os.kill(os.getpid(), self.number)
-
-
-def without_times(folder: Path) -> dict[str, Any]:
-    """The contents of a finished run apart from times."""
-    lines = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
-    result = json.loads((folder / "result.json").read_text())
-    for line in lines:
-        del line["ms"]
-    for key in ("seconds", "images_per_second", "peak_memory_mb"):
-        del result["cost"][key]
-    predictions = hashlib.sha256((folder / "predictions.npz").read_bytes()).hexdigest()
-    return {"lines": lines, "result": result, "predictions": predictions}
 
 
 def test_a_run_leaves_its_documented_files_and_nothing_else(tmp_path: Path) -> None:
@@ -175,7 +163,7 @@ def test_a_run_that_is_killed_then_interrupted_at_random_batches_ends_with_the_s
     assert not (cut / "result.json").exists()
     run_cell(chosen, RunFolder(cut))
     assert [a["outcome"] for a in RunFolder(cut).attempts()] == ["lost", "interrupted"]
-    assert without_times(cut) == without_times(whole)
+    assert recorded(cut) == recorded(whole)
 
 
 def interrupted(folder: Path, batch: int, **kwargs: Any) -> None:
@@ -193,7 +181,7 @@ def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(name: str, tmp_
     interrupted(tmp_path / "cut", 8, checkpoint_batches=2)
     truncate(tmp_path / "cut" / name)
     run_cell(cell(), RunFolder(tmp_path / "cut"))
-    assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
+    assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: Path) -> None:
@@ -212,7 +200,7 @@ def test_with_both_checkpoints_damaged_the_stream_begins_anew_and_says_so(tmp_pa
     run_cell(cell(), RunFolder(tmp_path / "whole"))
     run_cell(cell(), RunFolder(tmp_path / "cut"))
     assert "the stream begins anew" in (tmp_path / "cut" / "log.txt").read_text()
-    assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
+    assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 
 def test_a_finished_cell_is_kept_and_not_touched(tmp_path: Path) -> None:
@@ -290,7 +278,7 @@ def test_a_slow_logger_or_none_changes_no_result(tmp_path: Path) -> None:
 
     run_cell(cell("paid"), RunFolder(tmp_path / "a"), loggers=[Noisy()])
     run_cell(cell("paid"), RunFolder(tmp_path / "b"))
-    assert without_times(tmp_path / "a") == without_times(tmp_path / "b")
+    assert recorded(tmp_path / "a") == recorded(tmp_path / "b")
 
 
 def test_a_method_built_another_way_cannot_take_the_state(tmp_path: Path) -> None:

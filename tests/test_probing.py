@@ -15,8 +15,9 @@ from ctta_bench.errors import RunError
 from ctta_bench.probing import SourceProbe
 from ctta_bench.record import RunFolder
 from ctta_bench.registry import METHODS
+from tests.launches import recorded
 from tests.methods import NETWORKS
-from tests.test_engine import CLASSIFYING, StopAfter, without_times
+from tests.test_engine import CLASSIFYING, StopAfter
 
 pytestmark = pytest.mark.usefixtures("toy")
 SMALL = {"benchmark.examples": 16, "benchmark.batch_size": 8}  # three domains of two batches
@@ -76,7 +77,7 @@ def test_probes_change_no_result_and_stand_in_it(tmp_path: Path) -> None:
         (0, None), (2, "clean"), (4, "dark"), (6, "noise"),
     ]  # fmt: skip
     assert probes[0]["accuracy"] == plain["source_accuracy"]
-    found = [without_times(tmp_path / name) for name in ("plain", "probed")]
+    found = [recorded(tmp_path / name) for name in ("plain", "probed")]
     del found[1]["result"]["source_probes"]
     assert found[0] == found[1]
 

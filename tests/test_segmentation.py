@@ -19,7 +19,8 @@ from ctta_bench.registry import BENCHMARKS, load_plugin
 from ctta_bench.source_cache import fingerprint_of
 from ctta_bench.stream import ArrayImages, SourceData, Stream, batch_domains
 from tests.conftest import TOY
-from tests.test_engine import StopAfter, without_times
+from tests.launches import recorded
+from tests.test_engine import StopAfter
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,7 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_pictures(
     with pytest.raises(KeyboardInterrupt):
         run_cell(chosen, RunFolder(tmp_path / "cut"), loggers=[StopAfter(batch)])
     run_cell(chosen, RunFolder(tmp_path / "cut"))
-    assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
+    assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
     whole, cut = ((tmp_path / name / "pictures.npz").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 
@@ -124,7 +125,7 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_pictures(
 def test_workers_change_no_bit(tmp_path: Path) -> None:
     for workers in (0, 2):
         run_cell(cell("tent", workers=workers), RunFolder(tmp_path / str(workers)))
-    assert without_times(tmp_path / "0") == without_times(tmp_path / "2")
+    assert recorded(tmp_path / "0") == recorded(tmp_path / "2")
 
 
 def test_pictures_are_the_first_two_of_each_domain_in_the_first_round(tmp_path: Path) -> None:

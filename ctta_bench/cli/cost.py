@@ -1,7 +1,7 @@
 """What adapting costs, measured."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -22,8 +22,6 @@ from ctta_bench.cli.shared import (
     printer,
 )
 from ctta_bench.errors import ConfigError
-
-PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
 
 @kind
@@ -67,11 +65,13 @@ def cost(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    if precision not in PRECISIONS:
-        raise ConfigError(f"--precision {precision!r}: choose {', '.join(PRECISIONS)}.")
+    from ctta_bench.config import CellRequest
+
+    precisions = get_args(CellRequest.model_fields["precision"].annotation)
+    if precision not in precisions:
+        raise ConfigError(f"--precision {precision!r}: choose {', '.join(precisions)}.")
     import torch
 
-    from ctta_bench.config import CellRequest
     from ctta_bench.environment import default_device
     from ctta_bench.measuring.costs import record
     from ctta_bench.measuring.scene import Scene, benchmark_of, serving_methods, sorted_overrides
