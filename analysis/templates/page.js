@@ -183,7 +183,7 @@
       names.append(label);
       box.addEventListener("change", () => chart.setSeries(number + 1, { show: box.checked }));
     });
-    addEventListener("resize", () => chart.setSize({ width: width(), height: 340 }));
+    new ResizeObserver(() => chart.setSize({ width: width(), height: 340 })).observe(holder);
   }
 
   // A link to something folded away opens it.
