@@ -1,5 +1,6 @@
 """One run folder as a row and its results: what `collect` puts into frames. Needs no pandas."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from typing import Any
 
 from ctta_bench.analysis.folders import (
     UnusableCellError,
+    parse_json,
     progress,
+    read_bytes,
     read_cell,
-    read_json,
     wrong_content,
 )
 from ctta_bench.analysis.measure import metric_of_task
@@ -141,6 +143,16 @@ def _start(cell: Mapping[str, Any]) -> str:
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    path = folder / "env.json"
-    env = read_json(path) if path.is_file() else {}
+    try:
+        return _versions(read_bytes(folder, "env.json"))
+    except FileNotFoundError:
+        return _versions(b"{}")
+    except OSError as error:
+        raise UnusableCellError("corrupted: env.json is not valid JSON") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _versions(content: bytes) -> dict[str, Any]:
+    """What env.json says, of which the cells of a launch have the same; not to be changed."""
+    env = parse_json("env.json", content)
     return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}

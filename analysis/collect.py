@@ -5,6 +5,7 @@ Numbers are recounted from predictions.npz; a folder whose files disagree is lef
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import pandas as pd
 
 from ctta_bench.analysis.cells import VERSION_COLUMNS, FoundCell, read_folder
 from ctta_bench.analysis.folders import find_cells
+from ctta_bench.garbage import uncollected
 
 # fmt: off
 RESULT_COLUMNS = [
@@ -91,19 +93,21 @@ def load(directory: Path, workers: int = 1) -> Runs:
     """
     folders, left_out = find_cells(directory)
     found: dict[str, FoundCell] = {}
-    with _reader(len(folders), workers) as read:
-        for folder, cell in zip(folders, read(folders), strict=True):
-            if isinstance(cell, str):
-                left_out.append((folder, cell))
-            elif cell is not None:
-                _add(found, folder, cell, left_out)
-    rows = [cell.row for cell in found.values()]
-    return Runs(
-        cells=pd.DataFrame(rows, columns=CELL_COLUMNS),
-        results=_results(found),
-        domains=_domains(found),
-        left_out=left_out,
-    )
+    with uncollected():
+        with _reader(len(folders), workers) as read:
+            for folder, cell in zip(folders, read(folders), strict=True):
+                if isinstance(cell, str):
+                    left_out.append((folder, cell))
+                elif cell is not None:
+                    _add(found, folder, cell, left_out)
+        rows = [cell.row for cell in found.values()]
+        cells = {name: [row.get(name) for row in rows] for name in CELL_COLUMNS}
+        return Runs(
+            cells=pd.DataFrame(cells, columns=CELL_COLUMNS),
+            results=_results(found),
+            domains=_domains(found),
+            left_out=left_out,
+        )
 
 
 @contextlib.contextmanager
@@ -116,7 +120,9 @@ def _reader(
         yield functools.partial(map, read_folder)
         return
     # Not forked: this process may have threads. The child imports no pandas.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=gc.disable
+    ) as pool:
         yield functools.partial(pool.map, read_folder, chunksize=_AT_ONCE)
 
 
@@ -157,26 +163,45 @@ def _results(found: Mapping[str, FoundCell]) -> pd.DataFrame:
     """One row per value."""
     done = [(cell.row, cell.result) for cell in found.values() if cell.result is not None]
     of_cell = {name: [row[name] for row, _ in done] for name in RESULT_COLUMNS[:_OF_CELL]}
-    return _repeated(of_cell, RESULT_COLUMNS, [result.values for _, result in done])
+    frame = _repeated(of_cell, RESULT_COLUMNS[_OF_CELL:-1], [r.metrics for _, r in done])
+    frame["value"] = np.concatenate([r.values for _, r in done] or [np.zeros(0)])
+    return frame
 
 
 def _domains(found: Mapping[str, FoundCell]) -> pd.DataFrame:
     """One row per visit of a domain."""
     done = {name: cell.result for name, cell in found.items() if cell.result is not None}
-    return _repeated({"cell": list(done)}, DOMAIN_COLUMNS, [r.counts for r in done.values()])
+    frame = _repeated({"cell": [*done]}, DOMAIN_COLUMNS[1:3], [r.visits for r in done.values()])
+    counts = np.concatenate([r.counts for r in done.values()] or [np.zeros((0, 4), int)])
+    for name, column in zip(DOMAIN_COLUMNS[3:], counts.T, strict=True):
+        frame[name] = column
+    return frame.astype({"collapsed": bool})
 
 
 def _repeated(
-    of_cell: Mapping[str, list[Any]], names: list[str], rows: Sequence[Sequence[tuple[Any, ...]]]
+    of_cell: Mapping[str, list[Any]],
+    columns: list[str],
+    names: Sequence[tuple[tuple[Any, ...], ...]],
 ) -> pd.DataFrame:
-    """The columns of the cells repeated for the rows of each, and beside them those of the rows.
+    """What holds for a cell, repeated for each of its names, and beside it the names in columns.
 
-    By column, for frames of many cells made row by row take longer than reading them.
+    The cells of a grid have the same names: these become a frame once, and rows of it are taken,
+    for a frame of many cells made row by row takes longer than reading them.
     """
-    number = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
-    repeated = pd.DataFrame(of_cell).take(number).reset_index(drop=True)
-    rest = names[len(of_cell) :]
-    parts = list(zip(*itertools.chain.from_iterable(rows), strict=True)) or [()] * len(rest)
-    for name, part in zip(rest, parts, strict=True):
-        repeated[name] = part
-    return repeated
+    lengths = [len(part) for part in names]
+    kinds = dict.fromkeys(names, 0)
+    start = 0
+    for part in kinds:
+        kinds[part] = start
+        start += len(part)
+    starts = np.array([kinds[part] for part in names], int)
+    number = np.repeat(np.arange(len(names)), lengths)
+    within = np.arange(len(number)) - np.repeat(np.cumsum(lengths, dtype=int) - lengths, lengths)
+    labels = pd.DataFrame([*itertools.chain.from_iterable(kinds)], columns=columns)
+    return pd.concat(
+        [
+            pd.DataFrame(of_cell).take(number).reset_index(drop=True),
+            labels.take(np.repeat(starts, lengths) + within).reset_index(drop=True),
+        ],
+        axis=1,
+    )

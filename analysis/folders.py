@@ -116,7 +116,7 @@ def is_report(folder: Path) -> bool:
 def read_cell(folder: Path) -> dict[str, Any]:
     """The resolved configuration in cell.yaml, or UnusableCellError with the reason."""
     try:
-        cell = _load_yaml((folder / "cell.yaml").read_text("utf-8"))
+        cell = _load_yaml(read_bytes(folder, "cell.yaml").decode())
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
     if not isinstance(cell, dict):
@@ -162,14 +162,29 @@ def _load_block(text: str) -> tuple[tuple[Any, Any], ...]:
     return tuple(content.items())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or UnusableCellError with the reason."""
+def read_bytes(folder: Path, name: str) -> bytes:
+    """A small file of a folder. Neither paths nor text streams are made: cells are many."""
+    with open(f"{folder}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - see above
+        content: bytes = file.readall()
+    return content
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a folder, or UnusableCellError with the reason."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
-        raise UnusableCellError(f"corrupted: {path.name} is not valid JSON") from error
+        return parse_json(name, read_bytes(folder, name))
+    except OSError as error:
+        raise UnusableCellError(f"corrupted: {name} is not valid JSON") from error
+
+
+def parse_json(name: str, content: bytes) -> dict[str, Any]:
+    """The object in the content of a JSON file, or UnusableCellError with the reason."""
+    try:
+        value = json.loads(content.decode())
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise UnusableCellError(f"corrupted: {name} is not valid JSON") from error
     if not isinstance(value, dict):
-        raise UnusableCellError(f"corrupted: {path.name} does not hold a JSON object")
+        raise UnusableCellError(f"corrupted: {name} does not hold a JSON object")
     return value
 
 
@@ -206,7 +221,7 @@ def progress(folder: Path, total: int | None, now: float | None = None) -> Progr
     if "cell.lock.json" in files and _is_locked(folder / "cell.lock.json", now):
         return Progress("running", done, total, f"at {place}", first, changed)
     if "failed.json" in files:
-        return Progress("failed", done, total, _failure(folder / "failed.json"), first, changed)
+        return Progress("failed", done, total, _failure(folder), first, changed)
     reason = f"stopped after {place}" if done else "not started"
     return Progress("incomplete", done, total, reason, first, changed)
 
@@ -286,8 +301,8 @@ def _is_gone(owner: dict[str, Any]) -> bool | None:
     return fields[0] in "ZX" or fields[19] != owner.get("born", fields[19])
 
 
-def _failure(path: Path) -> str:
+def _failure(folder: Path) -> str:
     try:
-        return str(read_json(path).get("reason") or "no reason given")
+        return str(read_json(folder, "failed.json").get("reason") or "no reason given")
     except UnusableCellError:
         return "failed.json cannot be read"

@@ -96,7 +96,7 @@ def _kept(runs: Runs) -> Iterator[_Kept]:
         folder = Path(str(row.finished["path"].iloc[0]))
         try:
             image, label, prediction, domain, index = read_arrays(
-                folder / FILE, "image", "label", "prediction", "domain", "index"
+                folder, FILE, "image", "label", "prediction", "domain", "index"
             )
             images = read_segmented(folder)
         except UnusableCellError:

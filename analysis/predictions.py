@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.folders import UnusableCellError
+from ctta_bench.analysis.folders import UnusableCellError, read_bytes
 
 # What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
 # an unknown compression, RuntimeError; a flipped shape as too much memory).
@@ -32,24 +32,24 @@ _AXES = {"confusion": 3}  # of the others one
 
 def read_predictions(folder: Path, *names: str) -> list[npt.NDArray[Any]]:
     """The named arrays of predictions.npz, equally long, or UnusableCellError."""
-    arrays = read_arrays(folder / "predictions.npz", *names)
+    arrays = read_arrays(folder, "predictions.npz", *names)
     wanted = [_AXES.get(name, 1) for name in names]
     if [a.ndim for a in arrays] != wanted or len({len(a) for a in arrays}) != 1:
         raise UnusableCellError("corrupted: the arrays of predictions.npz differ in length")
     return arrays
 
 
-def read_arrays(file: Path, *names: str) -> list[npt.NDArray[Any]]:
-    """The named arrays of a plain .npz file, or UnusableCellError."""
+def read_arrays(folder: Path, file: str, *names: str) -> list[npt.NDArray[Any]]:
+    """The named arrays of a plain .npz file in a folder, or UnusableCellError."""
     try:
         # In one piece, and not by np.load, which parses every header anew: a report of many cells
         # spends most of its time here.
-        with zipfile.ZipFile(io.BytesIO(file.read_bytes())) as archive:
+        with zipfile.ZipFile(io.BytesIO(read_bytes(folder, file))) as archive:
             return [_array(archive.read(f"{name}.npy")) for name in names]
     except FileNotFoundError as error:
-        raise UnusableCellError(f"half-written: {file.name} is missing") from error
+        raise UnusableCellError(f"half-written: {file} is missing") from error
     except _DAMAGE as error:
-        raise UnusableCellError(f"corrupted: {file.name} cannot be read") from error
+        raise UnusableCellError(f"corrupted: {file} cannot be read") from error
 
 
 def _array(member: bytes) -> npt.NDArray[Any]:

@@ -5,7 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ctta_bench.analysis.counting import Count, Key, count_errors, count_pixels
 from ctta_bench.analysis.folders import (
@@ -19,6 +22,7 @@ from ctta_bench.analysis.measure import metric_named
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 _NOT_VALUES = {"domain", "n", "errors", "pixels"}
 _NUMBERS = {float, int, type(None)}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -26,14 +30,17 @@ class Result:
     """A finished cell.
 
     facts: metric, counters, cost, source accuracy and order hash, by their names in result.json.
-    counts: round, domain, images, errors, classes and whether predictions collapsed, of each visit.
-    values: round, domain, metric, value; errors, ece and IoU in %, None where there is nothing to
-    score. As tuples: cells are many.
+    visits: round and domain of each visit, and counts [visits, 4] its images, errors, classes and
+    whether predictions collapsed. metrics: round, domain and metric of each of the values; errors,
+    ece and IoU in %, NaN where there is nothing to score. Names apart from numbers: cells are
+    many, and those of a grid have the same names.
     """
 
     facts: dict[str, Any]
-    counts: list[tuple[int, str, int, int, int, bool]]
-    values: list[tuple[int, str, str, float | None]]
+    visits: tuple[Key, ...]
+    counts: npt.NDArray[np.int64]
+    metrics: tuple[tuple[int, str, str], ...]
+    values: npt.NDArray[np.float64]
 
 
 def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
@@ -43,7 +50,7 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
     UnusableCellError with the reason if a file is cut, damaged, of a newer schema, of another cell
     or model, or disagrees with the others.
     """
-    result = read_json(folder / "result.json")
+    result = read_json(folder, "result.json")
     check_schema("result.json", result)
     try:
         _check_identity(result, cell)
@@ -57,8 +64,16 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
         _check_counts(reported, counts)
         _check_values(reported, counts, metric.name)
         _check_mean(result)
-        rows = [(*key, c.n, c.errors, c.classes, c.collapsed) for key, c in counts.items()]
-        return Result(_facts(result), rows, _values(reported, counts))
+        values = _values(reported, counts)
+        return Result(
+            facts=_facts(result),
+            visits=_shared(tuple(counts)),
+            counts=np.array(
+                [(c.n, c.errors, c.classes, c.collapsed) for c in counts.values()], np.int64
+            ).reshape(-1, 4),
+            metrics=_shared(tuple(values)),
+            values=np.array([*values.values()], float),
+        )
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         raise wrong_content("result.json", error) from error
 
@@ -152,15 +167,22 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _values(
     reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]
-) -> list[tuple[int, str, str, float | None]]:
+) -> dict[tuple[int, str, str], float | None]:
     """Metrics of every domain: the recounted ones exact, where result.json may be rounded."""
-    values = []
+    values = {}
     for (step, domain), entry in reported.items():
         counted = counts[step, domain].values
-        values += [
-            (step, domain, metric, value)
-            for metric, value in entry.items()
-            if metric not in counted and metric not in _NOT_VALUES and type(value) in _NUMBERS
-        ]
-        values += [(step, domain, metric, value) for metric, value in counted.items()]
+        for metric, value in entry.items():
+            if metric not in counted and metric not in _NOT_VALUES and type(value) in _NUMBERS:
+                values[step, domain, metric] = value
+        for metric, value in counted.items():
+            values[step, domain, metric] = value
     return values
+
+
+_names: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+
+def _shared(names: tuple[_T, ...]) -> tuple[_T, ...]:
+    """The same tuple for equal ones."""
+    return _names.setdefault(names, names)

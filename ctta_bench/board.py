@@ -8,17 +8,16 @@ missing                 nobody has it: not begun, or stopped on the way
 """
 
 import calendar
-import contextlib
-import gc
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ctta_bench.analysis.status import StatusRow, status
+from ctta_bench.garbage import uncollected
 from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.launch.scheduler import JobState, job_states
 from ctta_bench.locks import is_dead
@@ -107,20 +106,8 @@ def board(directory: Path) -> Board:
     Asks the scheduler twice at most, however many cells there are. Raises RunError if the directory
     does not exist.
     """
-    with _uncollected():
+    with uncollected():  # a fifth of the time
         return _board(directory)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Rows are made and none goes: to look for rubbish among them takes a fifth of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _board(directory: Path) -> Board:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ctta_bench.garbage import uncollected
+
 Work = Callable[[], object]
 
 
@@ -49,9 +51,7 @@ def take_turns(
     Garbage is collected between turns, not within: what one leaves would be another's time.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         for repeat in range(-warm, repeats):
             for name, work in works.items():
                 began = now()
@@ -60,9 +60,6 @@ def take_turns(
                 if repeat >= 0:
                     times[name].append(spent)
             gc.collect()
-    finally:
-        if was_on:
-            gc.enable()
     return times
 
 

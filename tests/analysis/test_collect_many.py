@@ -1,5 +1,6 @@
 """What reading a run folder costs, counted in operations, and reading many in several processes."""
 
+import builtins
 import io
 import shutil
 import sys
@@ -61,6 +62,7 @@ def test_a_finished_cell_is_read_from_four_files_each_opened_once(copies, monkey
         return real(file, *arguments, **options)
 
     monkeypatch.setattr(io, "open", noting)
+    monkeypatch.setattr(builtins, "open", noting)
     load(directory)
     inside = [name for name in opened if name.startswith(str(directory))]
     assert len(inside) == len(set(inside)) == 3 * 4
