@@ -132,7 +132,7 @@ def test_a_grid_that_is_killed_in_its_third_cell_leaves_the_first_two_alone(
 ) -> None:
     entries = ("source", "tent", slow(0.2), "{name: tent, set: {lr: 0.1}}")
     file, runs = write(tmp_path, *entries), tmp_path / "runs"
-    options = ("--checkpoint", 2, "--out", runs)
+    options = ("--checkpoint", "1s", "--out", runs)
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", *options)
     cell = until(lambda: next((c for c in runs.glob("slow-*") if batches(c) >= 9), None))
     launcher.kill()
