@@ -12,12 +12,18 @@ from ctta_bench.yaml_files import merge, parse_yaml, read_yaml
 
 @functools.cache
 def presets_of(method: str) -> dict[str, Any]:
-    """The presets of a method: section, benchmark (or `any`), values; {} if it has none."""
+    """The presets of a method: section, benchmark (or `any`), values; {} if it has none.
+
+    `default` holds what `ctta-bench tune` has found for the package's own benchmarks, over what is
+    written for them.
+    """
     file = resources.files("ctta_bench.methods") / "presets" / f"{method}.yaml"
     written = {}
     if file.is_file():
         written = parse_yaml(file.read_text(encoding="utf-8"), f"presets/{method}.yaml")
-    return written | _sections(_tuned_here(), method)
+    found = _sections(_tuned_here(), method)
+    default = merge(written.get("default") or {}, found.get("tuned", {}))
+    return written | found | ({"default": default} if default else {})
 
 
 @functools.cache
