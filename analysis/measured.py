@@ -27,6 +27,7 @@ _COLUMNS = {
     "gflops_per_image": "GFLOPs",
 }
 _SPREAD = {"to_reference", "to_bound"}
+_SOURCE = "source data"
 
 
 def find_records(directory: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, str]]]:
@@ -53,13 +54,13 @@ def measured_table(record: Mapping[str, Any]) -> Table:
         index=[str(row["method"]) for row in rows],
         columns=list(_COLUMNS),
         dtype=float,
-    )
+    ).assign(**{_SOURCE: [_source_data(row) for row in rows]})
     words = (record["benchmark"], record["model"]["name"], record["precision"])
     return Table(
         name=f"measured-cost-{safe_name('-'.join(map(str, words)))}",
         caption=_caption(record),
         frame=frame,
-        header=("method", *_COLUMNS.values()),
+        header=("method", *_COLUMNS.values(), _SOURCE),
         lines=tuple((str(row["method"]), _line(row)) for row in rows),
         footnotes=tuple(_footnotes(record)),
     )
@@ -81,7 +82,13 @@ def _median(value: Any) -> float:
 
 
 def _line(row: Mapping[str, Any]) -> tuple[Entry, ...]:
-    return tuple(Entry(_printed(name, row[name])) for name in _COLUMNS)
+    printed = [_printed(name, row[name]) for name in _COLUMNS]
+    return tuple(map(Entry, [*printed, _source_data(row)]))
+
+
+def _source_data(row: Mapping[str, Any]) -> str:
+    """What a method reads before the stream; older records do not tell."""
+    return str(row.get("source_access", MISSING))
 
 
 def _printed(name: str, value: Any) -> str:

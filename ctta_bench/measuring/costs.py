@@ -34,6 +34,7 @@ class MethodCost:
     method: str
     preset: str
     hyperparameters: dict[str, Any]
+    source_access: str
     trainable_parameters: int
     extra_parameters: int
     extra_state_bytes: int
@@ -100,6 +101,7 @@ def _measured(
         method=steps.name,
         preset=scene.preset,
         hyperparameters=method.hp.record(),
+        source_access=method.source_access,
         trainable_parameters=sum(p.numel() for p in method.trainable.values()),
         extra_parameters=steps.extra_parameters(),
         extra_state_bytes=method.extra_state_bytes,

@@ -19,6 +19,7 @@ def row(method: str, **changes) -> dict:
         "method": method,
         "preset": "default",
         "hyperparameters": {},
+        "source_access": "unlabelled",
         "trainable_parameters": 38400,
         "extra_parameters": 0,
         "extra_state_bytes": 1_500_000,
@@ -71,9 +72,16 @@ def test_a_row_tells_medians_and_how_far_they_lie_apart() -> None:
         "memory / Source": "3.25",
         "images/s": "125.0",
         "GFLOPs": "9.20",
+        "source data": "unlabelled",
     }
     assert "1 thread" in table.caption
     assert any("norm" in note for note in table.footnotes)
+
+
+def test_a_record_from_before_source_data_was_noted_is_read() -> None:
+    old = row("tent")
+    del old["source_access"]
+    assert dict(measured_table(record(methods=[old])).lines)["tent"][-1].text == "–"
 
 
 def test_random_weights_are_told() -> None:
