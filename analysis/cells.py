@@ -29,6 +29,7 @@ _NAMED_SETTINGS = {  # these have columns of their own
     "mean", "std", "severities", "task", "scale", "inference",
 }
 # fmt: on
+_MOST = 1024  # remembered at once
 WARM_UP = "warm-up"  # the kind of a folder that holds no stream
 
 
@@ -97,14 +98,47 @@ def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
-    method, benchmark, model = cell["method"], cell["benchmark"], cell["model"]
-    preprocessing = cell["preprocessing"]
     state = progress(folder, cell.get("num_batches"))
-    protocol = [benchmark, model["name"], model["sha256"], preprocessing, cell["precision"]]
+    blocks = (cell["method"], cell["benchmark"], cell["model"], cell["preprocessing"])
     return {
         "cell": cell["id"],
         "path": str(folder),
         "experiment": cell["experiment"],
+        "seed": cell["seed"],
+        "notes": tuple(map(str, cell.get("notes") or ())),
+        "state": state.state,
+        "reason": state.reason,
+        "starts_from": _start(cell),
+        "warmup": cell.get("warmup") or "",
+        "classes": (),
+        "source_probes": (),
+        **_remembered(*blocks, cell["precision"]),
+    }
+
+
+_columns: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+
+def _remembered(*blocks: Any) -> dict[str, Any]:
+    """`_protocol` of blocks of cell.yaml, which the cells of a grid share as objects: made once."""
+    key = tuple(map(id, blocks))
+    if key not in _columns:
+        if len(_columns) >= _MOST:
+            _columns.clear()
+        _columns[key] = (blocks, _protocol(*blocks))  # kept, so that no other gets its id
+    return _columns[key][1]
+
+
+def _protocol(
+    method: dict[str, Any],
+    benchmark: dict[str, Any],
+    model: dict[str, Any],
+    preprocessing: dict[str, Any],
+    precision: str,
+) -> dict[str, Any]:
+    """The columns of a method with its hyper-parameters under a protocol."""
+    agreed = [benchmark, model["name"], model["sha256"], preprocessing, precision]
+    return {
         "method": method["name"],
         "preset": method.get("preset") or "default",
         "hyperparameters": json.dumps(method.get("hyperparameters") or {}, sort_keys=True),
@@ -115,23 +149,15 @@ def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
         "model_sha256": model["sha256"],
         "preprocessing": str(preprocessing["regime"]),
         "normalisation": normalisation_text(preprocessing),
-        "precision": cell["precision"],
-        "seed": cell["seed"],
+        "precision": precision,
         "batch_size": benchmark["batch_size"],
         "examples": benchmark.get("examples"),
         "rounds": benchmark.get("rounds") or 1,
         "severity": benchmark.get("severities") or benchmark.get("severity"),
         "domains": tuple(benchmark["domains"]),
         "details": _details(benchmark | preprocessing),
-        "group": hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:8],
-        "notes": tuple(map(str, cell.get("notes") or ())),
-        "state": state.state,
-        "reason": state.reason,
-        "starts_from": _start(cell),
-        "warmup": cell.get("warmup") or "",
+        "group": hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:8],
         "metric": metric_of_task(benchmark),
-        "classes": (),
-        "source_probes": (),
     }
 
 

@@ -148,23 +148,34 @@ def updates_line(result: dict[str, Any]) -> str:
     return line + (f"; {skipped} updates skipped, as they were not finite" if skipped else "")
 
 
-def comparison_table(header: tuple[str, ...], lines: Any, unit: str) -> Table:
+def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int) -> Table:
     """A report's table turned on its side, so that it fits a terminal: a column a method.
 
     header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`); unit:
-    what they are, e.g. `error %`.
+    what they are, e.g. `error %`; width: of the terminal. More methods than fit have a row each,
+    from the mean on; the files of the report have the other columns.
     """
+    columns = list(enumerate(header[1:]))
+    cells = {
+        (row, column): Text(e.text, "bold" if e.best else "underline" if e.second else "")
+        for row, (_, entries) in enumerate(lines)
+        for column, e in enumerate(entries)
+    }
     table = Table()
     table.add_column(unit, no_wrap=True)
+    if sum(3 + max(len(method), 4) for method, _ in lines) > width - 16:
+        first = next((number for number, name in columns if name == "mean"), 0)
+        for _, name in columns[first:]:
+            table.add_column(name, justify="right")
+        for row, (method, _) in enumerate(lines):
+            table.add_row(method, *(cells[row, column] for column, _ in columns[first:]))
+        return table
     for method, _ in lines:
         table.add_column(method, justify="right")
-    for number, column in enumerate(header[1:]):
-        if column == "mean":
+    for column, name in columns:
+        if name == "mean":
             table.add_section()
-        entries = [entries[number] for _, entries in lines]
-        styles = ["bold" if e.best else "underline" if e.second else "" for e in entries]
-        texts = [Text(e.text, style) for e, style in zip(entries, styles, strict=True)]
-        table.add_row(column, *texts)
+        table.add_row(name, *(cells[row, column] for row in range(len(lines))))
     return table
 
 

@@ -81,7 +81,8 @@ def _print_tables(tables: Sequence[Any]) -> None:
     from ctta_bench.console import comparison_table
 
     for table in tables:
-        printer().print(comparison_table(table.heads, table.lines, table.unit))
+        width = printer().width
+        printer().print(comparison_table(table.heads, table.lines, table.unit, width))
         printer().print(table.caption, style="dim", highlight=False)
         for note in table.footnotes:
             printer().print(f"- {note}", style="dim", highlight=False, markup=False)

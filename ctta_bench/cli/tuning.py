@@ -25,10 +25,13 @@ from ctta_bench.cli.shared import (
 from ctta_bench.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from ctta_bench.analysis.table import Table
     from ctta_bench.launch.steps import Outcome
     from ctta_bench.tuning.choice import Tuned
     from ctta_bench.tuning.plan import Plan
     from ctta_bench.tuning.trials import Trial
+
+COLUMNS = ["method", "trials", "published", "best", "which", "values"]
 
 
 @kind
@@ -112,6 +115,7 @@ def tune(
     found, problems = _choose(planned, folders, plan, domains)
     presets = directory / "tuned.yaml"
     write(presets, found, plan)
+    _table(found, plan, domains).write(directory)
     _tell(found, presets, as_json)
     for problem in problems:
         error_printer().print(f"error: {problem}", markup=False, highlight=False, soft_wrap=True)
@@ -170,20 +174,37 @@ def _tell(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
         return
     from ctta_bench.console import plain_table
 
-    rows_of = [
-        [
-            tuned.method,
-            str(len(tuned.scores)),
-            _score(tuned.scores[0]),
-            _score(tuned.scores[tuned.best]),
-            "published" if tuned.best == 0 else f"trial {tuned.best}",
-            ", ".join(f"{key}={tuned.values[key]}" for key in tuned.searched),
-        ]
-        for tuned in found
-    ]
-    columns = ["method", "trials", "published", "best", "which", "values"]
-    printer().print(plain_table(columns, rows_of))
+    printer().print(plain_table(COLUMNS, [[tuned.method, *_told(tuned)] for tuned in found]))
     typer.echo(f"written: {presets}; take it with --preset {presets}")
+
+
+def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table":
+    """What the search of each method came to, for a page: searched.csv, .md and .tex."""
+    import pandas as pd
+
+    from ctta_bench.analysis.table import Entry, Table
+
+    scores = [(len(t.scores), t.scores[0], t.scores[t.best]) for t in found]
+    return Table(
+        name="searched",
+        caption=(
+            f"Search on {plan.benchmark} ({', '.join(domains)}): mean error or mIoU in % with the "
+            "published values and with those of the best trial."
+        ),
+        frame=pd.DataFrame(scores, [t.method for t in found], ["trials", "published", "best"]),
+        header=tuple(COLUMNS),
+        lines=tuple((t.method, tuple(map(Entry, _told(t)))) for t in found),
+    )
+
+
+def _told(tuned: "Tuned") -> list[str]:
+    return [
+        str(len(tuned.scores)),
+        _score(tuned.scores[0]),
+        _score(tuned.scores[tuned.best]),
+        "published" if tuned.best == 0 else f"trial {tuned.best}",
+        ", ".join(f"{key}={tuned.values[key]}" for key in tuned.searched),
+    ]
 
 
 def _score(value: float | None) -> str:
