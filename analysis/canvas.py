@@ -9,7 +9,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ctta_bench.errors import ConfigError
@@ -41,10 +40,12 @@ COLUMN_WIDTHS = {
 }  # inches, of one and two columns: CVPR's, and within NeurIPS's margins
 TITLE_SIZE = 10  # points
 CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
+LETTERS_ON_SCREEN = 14  # an inch, of a label
 LETTERS_PER_INCH = 17  # of a label on paper
 LETTERS_UPRIGHT = 34  # of a label of a vertical axis there
 LETTERS_OF_NAME = 24  # of a name beside a vertical axis, in one column
 _LETTER, _KEY, _LINE = 0.052, 0.5, 0.15  # inches, in a legend on paper
+_LETTER_ON_SCREEN, _KEY_ON_SCREEN, _LINE_ON_SCREEN = 0.075, 0.7, 0.19
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,11 @@ class Canvas:
         """Rows and columns of `count` panels: below each other in one column of a paper."""
         return (count, 1) if self.columns == 1 else (1, count)
 
-    def below(self, figure: Figure, axes: Axes, text: str, screen: int = 1000) -> None:
-        """The label of a horizontal axis, in lines of `screen` letters on a screen.
-
-        On paper it goes below the whole figure, for beside long names the axis is short.
-        """
-        if self.columns is None:
-            axes.set_xlabel(textwrap.fill(text, screen, break_on_hyphens=False))
-        else:
-            letters = round(LETTERS_PER_INCH * COLUMN_WIDTHS[self.columns])
-            figure.supxlabel(textwrap.fill(text, letters), fontsize="medium")
+    def below(self, figure: Figure, text: str) -> None:
+        """The label of a horizontal axis, below the whole figure: beside long names it is short."""
+        letters = round(self.pick(LETTERS_ON_SCREEN, LETTERS_PER_INCH) * figure.get_figwidth())
+        lines = textwrap.fill(text, letters, break_on_hyphens=False)
+        figure.supxlabel(lines, fontsize="medium")
 
     def narrow(self, text: str) -> str:
         """A label of a short side, on paper in lines that fit."""
@@ -108,11 +104,20 @@ class Canvas:
         return [name.replace("= ", "=") for name in filled]
 
     def legend(self, figure: Figure, **options: Any) -> None:
-        """The legend of all panels, made last: at the right on a screen, below them on paper."""
-        if self.columns is None:
-            figure.legend(**({"loc": "outside right center", "frameon": False} | options))
-            return
+        """The legend of all panels, made last: at the right on a screen, below them on paper.
+
+        More names than stand below one another take further columns, and the figure is widened.
+        """
         labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
+        if self.columns is None:
+            lines = int(figure.get_figheight() / _LINE_ON_SCREEN) - 2
+            beside = {"loc": "outside right center", "ncols": max(-(-len(labels) // lines), 1)}
+            chosen = beside | options | {"frameon": False}
+            if chosen["loc"] == beside["loc"]:
+                width = _KEY_ON_SCREEN + _LETTER_ON_SCREEN * max(map(len, labels), default=0)
+                figure.set_figwidth(figure.get_figwidth() + (chosen["ncols"] - 1) * width)
+            figure.legend(**chosen)
+            return
         width = _KEY + _LETTER * max(map(len, labels))
         ncols = max(1, int(figure.get_figwidth() / width))
         lines = -(-len(labels) // ncols) + ("title" in options)

@@ -50,7 +50,7 @@ def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
         figure = canvas.figure((6.4, 0.9 + 0.32 * len(found)), 0.6 + 0.24 * len(found))
         axes = figure.subplots()
         _draw_bars(axes, found, canvas)
-        canvas.below(figure, axes, _with_spread(metric_of(runs).text, found))
+        canvas.below(figure, _with_spread(metric_of(runs).text, found))
         canvas.title(figure, title(runs))
         drawn = pd.DataFrame(
             [(row.label, row.mean, row.std, len(row.values)) for row in found],
@@ -133,7 +133,7 @@ def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
     axes.set_xlim(0, 1.1 * reach if reach else 1)
     axes.set_yticks(positions, canvas.names(row.label for row in found))
     axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.4, -0.6)
 
 
 def _with_spread(text: str, found: Sequence[Row]) -> str:

@@ -118,12 +118,12 @@ def rank_figure(ranks: Ranks, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
             )
         axes.set_yticks(range(len(labels)), canvas.names(labels))
         axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
+        axes.set_ylim(len(labels) - 0.4, -0.6)
         text = (
             f"mean rank over {ranks.blocks} domains (1 is the best); methods whose bars do not "
             f"overlap differ (Nemenyi, level {ALPHA}); grey: bars that reach it tie the best"
         )
-        canvas.below(figure, axes, text, screen=86)
+        canvas.below(figure, text)
         canvas.title(figure, ranks.title)
         drawn = pd.DataFrame(
             {

@@ -54,14 +54,13 @@ def sweeps(runs: Runs) -> list[Sweep]:
     points: dict[str, list[dict[str, Any]]] = {}
     for method in dict.fromkeys(row.method for row in found):
         of_method = [row for row in found if row.method == method and not np.isnan(row.mean)]
-        settings = [_numbers(row) for row in of_method]
-        key = _swept(settings)
+        key = _swept([_numbers(row) for row in of_method])
         if key is None:
             continue
-        others = _others(of_method, key)
-        for row, values, line in zip(of_method, settings, others, strict=True):
-            if key in values:
-                points.setdefault(key, []).append(_point(row, f"{method}{line}", values[key]))
+        swept = [row for row in of_method if key in _numbers(row)]  # a warm-up alone has none
+        for row, line in zip(swept, _others(swept, key), strict=True):
+            value = _numbers(row)[key]
+            points.setdefault(key, []).append(_point(row, f"{method}{line}", value))
     return [
         Sweep(
             key,
@@ -159,8 +158,9 @@ def _numbers(row: Row) -> dict[str, float]:
 
 def _swept(settings: Sequence[dict[str, float]]) -> str | None:
     """The key with the most values, if they are enough for a curve."""
+    names = {key for values in settings for key in values}
     counts = {
-        key: len({values.get(key) for values in settings}) for values in settings for key in values
+        key: len({values[key] for values in settings if key in values}) for key in sorted(names)
     }
     key = max(counts, key=lambda name: counts[name], default=None)
     return key if key is not None and counts[key] >= FEWEST else None

@@ -89,6 +89,28 @@ def test_on_paper_a_figure_has_its_final_width_and_text_that_can_be_read(
     assert min(heights) > 0.9  # inches: a legend leaves room for the curves
 
 
+@pytest.fixture(scope="module")
+def many(write, tmp_path_factory):
+    """Fifty methods, some of them with long names."""
+    folder = tmp_path_factory.mktemp("many")
+    write(folder, "source", dict.fromkeys(DOMAINS, 0.6), n=20)
+    for place in range(49):
+        cost = {"seconds": 10.0 + place, "trainable_parameters": 100 * place}
+        name = f"a_method_with_a_long_name_{place}"
+        write(folder, name, dict.fromkeys(DOMAINS, 0.01 * place), n=20, cost=cost)
+    return load(folder)
+
+
+@pytest.mark.parametrize("name", ["bars", "stream", "tradeoff", "ranks"])
+def test_on_a_screen_fifty_methods_fit_into_a_figure(name, many, tmp_path, monkeypatch):
+    figure = draw(name, many, tmp_path, monkeypatch, SCREEN)
+    box = figure.get_tightbbox()
+    assert box.x0 >= -0.01 and box.x1 <= figure.get_figwidth() + 0.01
+    assert box.y0 >= -0.01 and box.y1 <= figure.get_figheight() + 0.01
+    widths = [axes.get_position().width * figure.get_figwidth() for axes in figure.axes]
+    assert min(widths) > 2.0
+
+
 def test_on_a_screen_a_figure_has_a_title(runs, tmp_path, monkeypatch):
     figure = draw("bars", runs, tmp_path, monkeypatch, SCREEN)
     assert figure._suptitle.get_text().startswith("mini_c, continual")

@@ -57,6 +57,16 @@ def test_two_values_and_words_make_no_curve(runs_dir, cell):
     assert sweeps(only_group(runs_dir)) == []
 
 
+def test_a_row_without_the_value_is_no_point_and_no_value(runs_dir, cell):
+    cell("paid", {"noise": 0.3}, hyperparameters={}, preset="bare")
+    for preset, lr in (("default", 0.1), ("published", 0.2)):
+        cell("paid", {"noise": lr}, hyperparameters={"lr": lr, "steps": 1}, preset=preset)
+    assert sweeps(only_group(runs_dir)) == []
+    cell("paid", {"noise": 0.1}, hyperparameters={"lr": 0.4, "steps": 1}, preset="third")
+    (sweep,) = sweeps(only_group(runs_dir))
+    assert (set(sweep.points["line"]), len(sweep.points)) == ({"paid"}, 3)
+
+
 def test_batch_sizes_of_one_protocol_stand_in_one_figure(runs_dir, cell):
     for size, rate in ((1, 0.9), (4, 0.5), (16, 0.2)):
         cell("tent", {"noise": rate}, batch_size=size)
