@@ -111,7 +111,10 @@ class Canvas:
         labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
         if self.columns is None:
             lines = int(figure.get_figheight() / _LINE_ON_SCREEN) - 2
-            beside = {"loc": "outside right center", "ncols": max(-(-len(labels) // lines), 1)}
+            beside: dict[str, Any] = {
+                "loc": "outside right center",
+                "ncols": max(-(-len(labels) // lines), 1),
+            }
             chosen = beside | options | {"frameon": False}
             if chosen["loc"] == beside["loc"]:
                 width = _KEY_ON_SCREEN + _LETTER_ON_SCREEN * max(map(len, labels), default=0)

@@ -16,13 +16,22 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-# What stands under docs/results: the folder of runs, which file of their report it is, and words of
-# its caption where several are like it.
+SEARCH = "tune_"  # how the folders of `ctta-bench tune` begin, which write their table themselves
+# What stands under docs/results: the folder of runs, which file of their report (or of a search's
+# folder) it is, and words of its caption where several are like it.
 FILES: dict[str, tuple[str, ...]] = {
+    "embedded/tuned.csv": ("tune_fashion_c", "searched.csv"),
+    "embedded/tuned_cnn.csv": ("tune_fashion_c_fashion_cnn", "searched.csv"),
     "embedded/vit.csv": ("embedded", "tables/*fashion_vit-????????.csv"),
-    "embedded/cnn.csv": ("embedded", "tables/*fashion_cnn-????????.csv"),
-    "embedded/cost_vit.csv": ("embedded_cost", "tables/*fashion_vit-*-cost.csv"),
-    "embedded/cost_cnn.csv": ("embedded_cost", "tables/*fashion_cnn-*-cost.csv"),
+    "embedded/against_source.csv": ("embedded", "tables/*fashion_vit-????????-significance.csv"),
+    "embedded/cnn.csv": ("embedded_cnn", "tables/*fashion_cnn-????????.csv"),
+    "embedded/orders.csv": ("embedded_orders", "tables/*fashion_vit-????????-orders.csv"),
+    "embedded/settings.csv": ("embedded_settings", "tables/fashion_c-fashion_vit-settings.csv"),
+    "embedded/cost.csv": ("embedded_measured", "tables/measured-cost-fashion_c-fashion_vit-*.csv"),
+    "embedded/cost_cnn.csv": (
+        "embedded_measured",
+        "tables/measured-cost-fashion_c-fashion_cnn-*.csv",
+    ),
     "paid/component.csv": ("component", "tables/*fashion_vit-????????.csv"),
     "paid/warmup.csv": ("warmup", "tables/*fashion_vit-????????.csv"),
     "paid/side.csv": ("wrong_side", "tables/*fashion_vit-????????.csv"),
@@ -77,10 +86,12 @@ def main() -> int:
                 run(["sh", "-c", line])
         files = {file: place for file, place in FILES.items() if file.startswith(f"{page.stem}/")}
         for name in dict.fromkeys(name for name, *_ in files.values()):
-            if (options.runs / name).is_dir():
+            if (options.runs / name).is_dir() and not name.startswith(SEARCH):
                 run(["ctta-bench", "report", str(options.runs / name)])
         for file, (name, pattern, *words) in files.items():
-            problems += take(file, options.runs / name / "report", pattern, words)
+            place = options.runs / name
+            place = place if name.startswith(SEARCH) else place / "report"
+            problems += take(file, place, pattern, words)
     for problem in problems:
         print(problem, file=sys.stderr)
     return int(bool(problems))

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from ctta_bench.analysis.geometry_table import scientific
+from ctta_bench.analysis.table import signed
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re.DOTALL)
@@ -15,6 +16,10 @@ MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re
 # The column of a printed table that is held against the stored one: its name there, its form here.
 SHOWN = {
     "mean": ("mean", "{:.1f}".format),
+    "best": ("best", "{:.2f}".format),
+    "difference": ("difference", signed),
+    "mixed, batch 50, 50 images": ("mixed, batch 50, 50 images", "{:.1f}".format),
+    "images/s": ("images_per_second", lambda v: f"{v:.1f}" if v >= 100 else f"{v:.2f}"),
     "time": ("time", "{:.2f}".format),
     "ΔS per pair": ("delta_s_per_pair", scientific),
 }
@@ -86,7 +91,9 @@ def test_every_experiment_behind_a_file_is_run_by_its_page():
     for file, (name, *_) in SCRIPT.FILES.items():
         page = (RESULTS / f"{file.partition('/')[0]}.md").read_text("utf-8")
         run = " ".join(SCRIPT.commands(page))
-        assert re.search(rf"(grid \S*\b|--out runs/){name}\b", run), name
+        search = name.removeprefix(SCRIPT.SEARCH).partition("_fashion_")[0]
+        made_by = rf"(grid \S*\b|--out runs/){name}\b|tune [^\n]*--benchmark {search}\b"
+        assert re.search(made_by, run), name
 
 
 def test_a_page_s_commands_are_whole_lines_without_comments():
