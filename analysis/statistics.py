@@ -14,6 +14,7 @@ from ctta_bench.analysis.predictions import read_predictions
 from ctta_bench.errors import RunError
 
 Floats = npt.NDArray[np.float64]
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def paired_bootstrap(
     runs_b: Sequence[Path | str],
     *,
     metric: str = "error",
-    resamples: int = 2000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PairedDifference:
     """Difference in the mean of a metric, resampling the images within each domain.

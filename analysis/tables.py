@@ -20,7 +20,12 @@ from ctta_bench.analysis.rows import (
     short_names,
     source_row,
 )
-from ctta_bench.analysis.statistics import PairedDifference, holm, paired_bootstrap
+from ctta_bench.analysis.statistics import (
+    RESAMPLES,
+    PairedDifference,
+    holm,
+    paired_bootstrap,
+)
 from ctta_bench.analysis.sweeps import in_axis_order
 from ctta_bench.analysis.table import MISSING, Entry, Table, ranked, signed
 from ctta_bench.errors import RunError
@@ -119,7 +124,9 @@ def significance_table(runs: Runs) -> Table | None:
     metric = metric_of(runs)
     if source is None or not others:
         return None
-    results = {row.label: _against(row, source, metric.name) for row in others}
+    # As many resamples as let the smallest p stay well below SIGNIFICANT after correction.
+    resamples = max(RESAMPLES, 100 * len(others))
+    results = {row.label: _against(row, source, metric.name, resamples) for row in others}
     paired = {label: r for label, r in results.items() if isinstance(r, PairedDifference)}
     frame = pd.DataFrame(
         [(r.difference, r.low, r.high, r.p) for r in paired.values()],
@@ -219,7 +226,7 @@ def _seeds(row: Row) -> str:
     return str(done) if done == planned else f"{done}/{planned}"
 
 
-def _against(row: Row, source: Row, metric: str) -> PairedDifference | str:
+def _against(row: Row, source: Row, metric: str, resamples: int) -> PairedDifference | str:
     """The paired difference over the seeds both have, or the sentence that says why not."""
     paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (row, source)]
     common = sorted(paths[0].keys() & paths[1].keys())
@@ -227,7 +234,7 @@ def _against(row: Row, source: Row, metric: str) -> PairedDifference | str:
         return f"no finished seed in common with {SOURCE}."
     try:
         ours, theirs = ([part[seed] for seed in common] for part in paths)
-        return paired_bootstrap(ours, theirs, metric=metric)
+        return paired_bootstrap(ours, theirs, metric=metric, resamples=resamples)
     except RunError as error:
         return str(error)
 
