@@ -18,7 +18,7 @@ SHOWN = {
     "mean": ("mean", "{:.1f}".format),
     "best": ("best", "{:.2f}".format),
     "difference": ("difference", signed),
-    "mixed, batch 50, 50 images": ("mixed, batch 50, 50 images", "{:.1f}".format),
+    "mixed, batch 10, 50 images": ("mixed, batch 10, 50 images", "{:.1f}".format),
     "images/s": ("images_per_second", lambda v: f"{v:.1f}" if v >= 100 else f"{v:.2f}"),
     "time": ("time", "{:.2f}".format),
     "ΔS per pair": ("delta_s_per_pair", scientific),
