@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,9 +42,10 @@ CELL_COLUMNS = [
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]
 # fmt: on
+_MISSING = dict.fromkeys(CELL_COLUMNS)
 _OF_CELL = 10  # of RESULT_COLUMNS, those that all results of a cell have in common
 _FEWEST = 500  # folders for a process: to start it takes as long as to read so many
-_AT_ONCE = 50  # folders handed to a process
+_AT_ONCE = 500  # folders handed to a process at most: by fewer it waits for this one
 _BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
 
 
@@ -101,9 +103,10 @@ def load(directory: Path, workers: int = 1) -> Runs:
                 elif cell is not None:
                     _add(found, folder, cell, left_out)
         rows = [cell.row for cell in found.values()]
-        cells = {name: [row.get(name) for row in rows] for name in CELL_COLUMNS}
+        whole = map(operator.itemgetter(*CELL_COLUMNS), (_MISSING | row for row in rows))
+        columns = zip(*whole, strict=True) if rows else [()] * len(CELL_COLUMNS)
         return Runs(
-            cells=pd.DataFrame(cells, columns=CELL_COLUMNS),
+            cells=pd.DataFrame(dict(zip(CELL_COLUMNS, columns, strict=True))),
             results=_results(found),
             domains=_domains(found),
             left_out=left_out,
@@ -123,7 +126,9 @@ def _reader(
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=gc.disable
     ) as pool:
-        yield functools.partial(pool.map, read_folder, chunksize=_AT_ONCE)
+        yield functools.partial(
+            pool.map, read_folder, chunksize=max(1, min(_AT_ONCE, count // (8 * workers)))
+        )
 
 
 def _add(
@@ -197,11 +202,10 @@ def _repeated(
     starts = np.array([kinds[part] for part in names], int)
     number = np.repeat(np.arange(len(names)), lengths)
     within = np.arange(len(number)) - np.repeat(np.cumsum(lengths, dtype=int) - lengths, lengths)
+    frame = pd.DataFrame(of_cell).take(number)
+    frame.index = pd.RangeIndex(len(frame))
     labels = pd.DataFrame([*itertools.chain.from_iterable(kinds)], columns=columns)
-    return pd.concat(
-        [
-            pd.DataFrame(of_cell).take(number).reset_index(drop=True),
-            labels.take(np.repeat(starts, lengths) + within).reset_index(drop=True),
-        ],
-        axis=1,
-    )
+    place = np.repeat(starts, lengths) + within
+    for name in columns:
+        frame[name] = labels[name].array.take(place)
+    return frame
