@@ -1,33 +1,50 @@
 """How time and memory grow: with the batch, the rank, the tokens, the model and the stream.
 
     python scripts/growth.py [--methods tent,paid] [--repeats 3] [--only batch,rank,...]
+                             [--figure docs/images/growth.png]
 
 On random weights and images, one thread; times of one sweep take turns in one process. Prints the
-tables of docs/performance.md.
+tables of docs/performance.md, and draws the curves.
 """
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 
+from ctta_bench.analysis.canvas import Canvas
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene, benchmark_of
 from ctta_bench.measuring.subjects import Steps
-from ctta_bench.measuring.timing import clock, take_turns
+from ctta_bench.measuring.timing import clock, ratios, take_turns
 
 SMALL = "timm:vit_small_patch16_224"
 POINTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "batch": ("images a batch", [{"batch_size": n} for n in (1, 4, 16, 64)]),
-    "rank": ("rank of PAID", [{"rank": n} for n in (2, 12, 48)]),
+    "rank": ("rank", [{"rank": n} for n in (2, 12, 48)]),
     "tokens": ("pixels of a side", [{"input_size": (n, n)} for n in (224, 384)]),
     "model": (
         "model",
         [{"model": f"timm:vit_{size}_patch16_224"} for size in ("tiny", "small", "base")],
     ),
 }
+
+
+RANKED = ("paid", "lora", "dora")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point of a sweep: milliseconds an image and MB at most, by method."""
+
+    point: str
+    milliseconds: dict[str, float]
+    megabytes: dict[str, float]
 
 
 def scene(
@@ -44,14 +61,14 @@ def scene(
         "float32",
         random=True,
         input_size=input_size,
-        overrides={"paid": {"rank": rank}},
+        overrides={name: {"rank": rank} for name in RANKED},
     )
 
 
 def sweep(
     points: Sequence[Mapping[str, Any]], methods: Sequence[str], repeats: int
-) -> Iterator[list[str]]:
-    """A row a point: milliseconds an image and MB at most, by method."""
+) -> Iterator[Row]:
+    """A row a point."""
     steps = {
         (number, name): Steps(scene(**point), name)
         for number, point in enumerate(points)
@@ -60,20 +77,23 @@ def sweep(
     works = {f"{number} {name}": s.turn for (number, name), s in steps.items()}
     times = take_turns(works, repeats, clock(torch.device("cpu")))
     for number, point in enumerate(points):
-        row = ["x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in point.values()]
+        (value,) = point.values()
+        row = Row(str(value[0] if isinstance(value, tuple) else value), {}, {})
         for name in methods:
             of_method = steps[number, name]
             seconds = statistics.median(times[f"{number} {name}"]) / of_method.images
             peak = peak_bytes(of_method.turn, torch.device("cpu"))
-            row += [
-                f"{1000 * seconds:.0f}",
-                f"{(peak + resting_bytes(of_method.method)) / 1e6:.0f}",
-            ]
+            row.milliseconds[name] = 1000 * seconds
+            row.megabytes[name] = (peak + resting_bytes(of_method.method)) / 1e6
         yield row
 
 
 def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Iterator[list[str]]:
-    """A row a method: time of the last round over that of the first, and bytes of both."""
+    """A row a method: time of the rounds over as many first ones, bytes after the first and last.
+
+    Each round takes turns with a first one of a method that was reset, so that a machine's drift is
+    in both.
+    """
     fashion = Scene(
         benchmark_of("fashion_c", {"batch_size": 16}, None),
         "fashion_vit",
@@ -82,19 +102,28 @@ def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Itera
         random=True,
     )
     for name in methods:
-        steps = Steps(fashion, name)
-        spent, held, now = [], [], clock(torch.device("cpu"))
-        for _ in range(rounds + 1):
-            began = now()
+        going, first, held = Steps(fashion, name), Steps(fashion, name), []
+
+        def a_round(steps: Steps = going) -> None:
             for _ in range(batches):
                 steps.turn()
-            spent.append(now() - began)
+
+        def one_more(steps: Steps = going, held: list[int] = held) -> None:
+            a_round(steps)
             held.append(resting_bytes(steps.method))
-        whole = sum(spent[1:]) / (rounds * spent[1])
-        yield [name, f"{whole:.3f}", f"{held[1] / 1e6:.2f}", f"{held[-1] / 1e6:.2f}"]
+
+        def a_first(steps: Steps = first) -> None:
+            steps.method.reset()
+            a_round(steps)
+
+        times = take_turns({"on": one_more, "first": a_first}, rounds, clock(torch.device("cpu")))
+        each = statistics.quantiles(ratios(times["on"], times["first"]), n=4)
+        whole = sum(times["on"]) / sum(times["first"])
+        spread = f"{whole:.3f} ({each[0]:.2f}–{each[2]:.2f})"
+        yield [name, spread, f"{held[0] / 1e6:.2f}", f"{held[-1] / 1e6:.2f}"]
 
 
-def printed(head: Sequence[str], rows: Iterator[list[str]]) -> None:
+def printed(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table in Markdown."""
     print("|", " | ".join(head), "|")
     print("|", " | ".join(["---", *["---:"] * (len(head) - 1)]), "|")
@@ -103,23 +132,71 @@ def printed(head: Sequence[str], rows: Iterator[list[str]]) -> None:
     print()
 
 
+def shown(name: str) -> str:
+    """A point of a sweep, short enough for a table and an axis."""
+    return name.removeprefix("timm:").removesuffix("_patch16_224")
+
+
+def curves(found: Mapping[str, Sequence[Row]], methods: Sequence[str], file: Path) -> None:
+    """Times above, memory below, a panel a sweep and a line a method, to powers of two."""
+    canvas = Canvas()
+    with canvas.drawing():
+        figure = canvas.figure((2.6 * len(found) + 1.2, 5.0), 4.0)
+        panels = figure.subplots(2, len(found), squeeze=False, sharey="row", sharex="col")
+        for column, (kind, rows) in enumerate(found.items()):
+            for name in rows[0].milliseconds:
+                color = f"C{methods.index(name)}"
+                for line, unit in enumerate(("milliseconds", "megabytes")):
+                    values = [getattr(row, unit)[name] for row in rows]
+                    _line(panels[line, column], [r.point for r in rows], values, name, color)
+            panels[1, column].set_xlabel(POINTS[kind][0])
+        panels[0, 0].set_ylabel("ms an image")
+        panels[1, 0].set_ylabel("MB at most")
+        figure.legend(
+            *panels[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False
+        )
+        figure.savefig(file, dpi=150)
+
+
+def _line(
+    axes: Axes, points: Sequence[str], values: Sequence[float], name: str, color: str
+) -> None:
+    """A method's values; points with a number are to scale, names are not."""
+    numbers = [float(p) if p.isdigit() else k for k, p in enumerate(points)]
+    axes.plot(numbers, values, marker="o", markersize=4, label=name, color=color)
+    axes.set_yscale("log", base=2)
+    if points[0].isdigit():
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers, [shown(p) for p in points])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:.0f}")
+
+
 def main() -> None:
     """Measure the sweeps and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default="source,tent,paid")
+    parser.add_argument("--methods", default="source,tent,rotta,paid")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default=",".join([*POINTS, "stream"]))
+    parser.add_argument("--figure", type=Path, help="draw the curves of the sweeps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     methods, only = arguments.methods.split(","), arguments.only.split(",")
+    found: dict[str, list[Row]] = {}
     for kind in only:
         if kind == "stream":
             head = ["method", "10 rounds / 10 x one", "MB after one", "MB after ten"]
             printed(head, along_the_stream(methods, 10, 40))
             continue
         what, points = POINTS[kind]
-        head = [what, *(f"{m} {unit}" for m in methods for unit in ("ms/image", "MB"))]
-        printed(head, sweep(points, methods, arguments.repeats))
+        ranked = [name for name in methods if kind != "rank" or name in RANKED]
+        found[kind] = list(sweep(points, ranked, arguments.repeats))
+        head = [what, *(f"{m} {unit}" for m in ranked for unit in ("ms/image", "MB"))]
+        units = [(row.milliseconds, row.megabytes) for row in found[kind]]
+        cells = [[f"{u[name]:.0f}" for name in ranked for u in pair] for pair in units]
+        printed(head, [[shown(r.point), *c] for r, c in zip(found[kind], cells, strict=True)])
+    if arguments.figure and found:
+        curves(found, methods, arguments.figure)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,26 @@ def test_an_exclusion_of_nothing_is_told_beside_the_other_problems(tmp_path):
         expand(described)
 
 
+def test_a_file_has_one_precision_or_a_list_of_them(tmp_path):
+    text = "methods: [source, tent]\nbenchmarks: [fashion_c]\n"
+    one = expand(write(tmp_path, text + "precision: float64\n"))
+    several = expand(write(tmp_path, text + "precision: [float32, bfloat16]\n"))
+    assert [c.request.precision for c in one] == ["float64"] * 2
+    assert [(c.request.method, c.request.precision) for c in several] == [
+        ("source", "float32"),
+        ("tent", "float32"),
+        ("source", "bfloat16"),
+        ("tent", "bfloat16"),
+    ]
+    alone = "precision: [float32, bfloat16]\ncells: [{method: source, benchmark: fashion_c%s}]\n"
+    (cell,) = expand(write(tmp_path, alone % ", precision: float64"))
+    assert cell.request.precision == "float64"
+    with pytest.raises(ConfigError, match="each entry of cells names its own"):
+        write(tmp_path, alone % "")
+    with pytest.raises(ConfigError, match="precision"):
+        expand(write(tmp_path, text + "precision: [float32, float8]\n"))
+
+
 def test_single_cells_join_the_product_or_stand_alone(tmp_path):
     text = "cells: [{method: tent, benchmark: fashion_c, seed: 7, set: {lr: 0.5}}]\n"
     (alone,) = expand(write(tmp_path, text))

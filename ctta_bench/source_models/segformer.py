@@ -1,9 +1,10 @@
 """SegFormer (Xie et al., 2021, arXiv:2105.15203) as mmsegmentation defines it, open to adapters.
 
-Patch embeddings, blocks, norms and the decode head are mmsegmentation's own classes. What methods
-adapt is unpacked: attention's q, k, v and output, and the MLP's two 1x1 convolutions, are linear
-layers here, with equal results. Norms are never synchronised, dropout and stochastic depth act in
-training mode alone. Importing this module imports mmsegmentation.
+Patch embeddings, blocks, norms and the layers of the decode head are mmsegmentation's own classes.
+What methods adapt is unpacked: attention's q, k, v and output, and the MLP's two 1x1 convolutions,
+are linear layers here; maps are fused before they are resized; results are equal. Norms are never
+synchronised, dropout and stochastic depth act in training mode alone. Importing this module imports
+mmsegmentation.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.source_models import segformer_layouts as layouts
 from ctta_bench.source_models.preprocessing import BUILT_IN
-from ctta_bench.source_models.segformer_parts import AuthorsHead, as_map, unpack
+from ctta_bench.source_models.segformer_parts import AuthorsHead, Head, as_map, unpack
 
 try:
     with warnings.catch_warnings():
@@ -216,4 +217,4 @@ def build_head(size: Size, num_classes: int, form: Form) -> nn.Module:
     )
     nn.init.normal_(head.conv_seg.weight, std=0.01)  # as its init_weights does, without its log
     nn.init.zeros_(head.conv_seg.bias)
-    return head
+    return Head(head)

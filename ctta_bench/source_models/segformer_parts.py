@@ -1,11 +1,11 @@
-"""What a SegFormer has beside mmsegmentation's classes: unpacked blocks, the authors' head."""
+"""What a SegFormer has beside mmsegmentation's classes: unpacked blocks, and the decode heads."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, scaled_dot_product_attention
+from torch.nn.functional import conv2d, interpolate, scaled_dot_product_attention
 
 
 def unpack(block: Any) -> None:
@@ -64,6 +64,21 @@ class MixMLP(nn.Module):
         return identity + self.drop_path(self.fc2(as_tokens(inner)))
 
 
+class Head(nn.Module):
+    """mmsegmentation's decode head, whose layers it takes over; maps are fused while small."""
+
+    def __init__(self, packed: Any) -> None:
+        super().__init__()
+        self.convs, self.fusion_conv = packed.convs, packed.fusion_conv
+        self.dropout, self.conv_seg = packed.dropout, packed.conv_seg
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Logits [n, classes, h, w] at the first map's size."""
+        alike = [conv(features) for conv, features in zip(self.convs, maps, strict=True)]
+        fused = self.fusion_conv.norm(fuse(alike, self.fusion_conv.conv))
+        return self.conv_seg(self.dropout(self.fusion_conv.activate(fused)))
+
+
 class AuthorsHead(nn.Module):
     """The decode head of the authors' code, under its names.
 
@@ -83,13 +98,26 @@ class AuthorsHead(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Logits [n, classes, h, w] at the first map's size."""
-        size = maps[0].shape[2:]
         alike = []
         for number, features in enumerate(maps, 1):
             tokens = self.get_submodule(f"linear_c{number}.proj")(as_tokens(features))
-            alike.append(interpolate(as_map(tokens, features.shape[2:]), size, mode="bilinear"))
-        fused = self.linear_fuse["conv"](torch.cat(alike[::-1], 1))
-        return self.linear_pred(self.dropout(torch.relu(self.linear_fuse["bn"](fused))))
+            alike.append(as_map(tokens, features.shape[2:]))
+        fused = self.linear_fuse["bn"](fuse(alike, self.linear_fuse["conv"], deepest_first=True))
+        return self.linear_pred(self.dropout(torch.relu(fused)))
+
+
+def fuse(maps: Sequence[Tensor], conv: nn.Conv2d, *, deepest_first: bool = False) -> Tensor:
+    """A 1x1 convolution without bias of maps [n, c, h, w] brought to the first's size and stacked.
+
+    It weighs channels and resizing weighs pixels, so either may come first: each map meets its
+    share of the weights at its own size, a fourth, a sixteenth and so on of the pixels.
+    """
+    shares = conv.weight.split([features.shape[1] for features in maps], 1)
+    pairs = zip(maps, shares[::-1] if deepest_first else shares, strict=True)
+    first, *others = [conv2d(features, share) for features, share in pairs]
+    for other in others:
+        first = first + interpolate(other, first.shape[2:], mode="bilinear")
+    return first
 
 
 @torch.no_grad()
