@@ -112,7 +112,7 @@ type: build/site/.ready ## mypy, strict
 
 bench: setup ## speed and memory, as ratios to what the arithmetic needs
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py $(ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench_segmentation.py
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench_segmentation.py $(filter --write-baseline,$(ARGS))
 
 docs: .venv/.docs ## docs/ as HTML in build/docs
 	@mkdir -p build

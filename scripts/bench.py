@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -76,6 +76,22 @@ def shown(row: Row, baseline: dict[str, float]) -> str:
     )
 
 
+def judged(measured: Iterable[Row], *, write: bool) -> int:
+    """Print each row when it is there; the exit code. `write` makes them the baseline."""
+    baseline = json.loads(BASELINE.read_text("utf-8")) if BASELINE.exists() else {}
+    rows: list[Row] = []
+    print(f"{'':44s}{'median':>8s}{'min':>8s}{'max':>8s}   goal    baseline")
+    for row in measured:
+        rows.append(row)
+        print(shown(row, baseline), flush=True)
+    if write:
+        kept = {row.name: round(row.median, 4) for row in rows if not row.name.endswith("[s]")}
+        BASELINE.write_text(json.dumps(baseline | kept, indent=2) + "\n", "utf-8")
+    missed, worse = sum(r.missed for r in rows), sum(lost(r, baseline) for r in rows)
+    print(f"{len(rows)} ratios: {missed} miss their goal, {worse} lost more than 15 %")
+    return 1 if missed or (worse and not write) else 0
+
+
 def main() -> None:
     """Measure everything, print a table, and fail if a goal is missed or something was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -89,9 +105,6 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     only = {name for name in arguments.only.split(",") if name}
-    baseline = json.loads(BASELINE.read_text("utf-8")) if BASELINE.exists() else {}
-    rows: list[Row] = []
-    print(f"{'':44s}{'median':>8s}{'min':>8s}{'max':>8s}   goal    baseline")
 
     def measured() -> Iterator[Row]:
         if not only or "start" in only:
@@ -102,15 +115,7 @@ def main() -> None:
             arguments.model, arguments.batch_size, device, only, arguments.repeats
         )
 
-    for row in measured():
-        rows.append(row)
-        print(shown(row, baseline), flush=True)
-    if arguments.write_baseline:
-        kept = {row.name: round(row.median, 4) for row in rows if not row.name.endswith("[s]")}
-        BASELINE.write_text(json.dumps(baseline | kept, indent=2) + "\n", "utf-8")
-    missed, worse = sum(r.missed for r in rows), sum(lost(r, baseline) for r in rows)
-    print(f"{len(rows)} ratios: {missed} miss their goal, {worse} lost more than 15 %")
-    sys.exit(1 if missed or (worse and not arguments.write_baseline) else 0)
+    sys.exit(judged(measured(), write=arguments.write_baseline))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """Cost of segmentation as ratios in one process, and maps held at once: `make bench`.
 
     python scripts/bench_segmentation.py [--repeats 5] [--model segformer_b0] [--size 540 960]
+                                         [--write-baseline]
 
 Times are those of the processor on one thread, for one image; subjects and references take turns,
 and the median of the ratios counts. Beside that: how many maps of all classes at the labels' size,
 by far the largest tensors there are, a step and its scoring hold at most. This does not depend on
-the size of images and is counted on small ones. Exit code 1 if a bound is missed.
+the size of images and is counted on small ones. Goals and baseline as in `scripts/bench.py`.
 """
 
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ import numpy as np
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of the profiler, which would tell each start
 import torch
+from bench import judged
+from bench_goals import Goal, Row
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from ctta_bench.api import load_method
 from ctta_bench.map_metrics import MiouScorer
+from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS, MODELS
@@ -106,22 +109,8 @@ def plain_pass(model: str, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor
     return run
 
 
-def seconds_of(
-    subjects: dict[str, Callable[[Tensor], Any]], images: Tensor, repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of the processor, a figure a repeat; the subjects in turn."""
-    found: dict[str, list[float]] = {name: [] for name in subjects}
-    for repeat in range(repeats + 1):
-        for name, subject in subjects.items():
-            began = time.thread_time()
-            subject(images)
-            if repeat:  # the first one warms up
-                found[name].append(time.thread_time() - began)
-    return found
-
-
-def timed(model: str, size: Sequence[int], repeats: int) -> list[tuple[str, list[float], float]]:
-    """Name, ratios and bound of what is timed."""
+def timed(model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
+    """The ratios of times, each with its bound."""
     subjects = {
         "plain": plain_pass(model, entropy),
         "tent": build("tent", "default", model, size),
@@ -131,18 +120,15 @@ def timed(model: str, size: Sequence[int], repeats: int) -> list[tuple[str, list
     }
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(1, 3, *size, generator=generator)
-    seconds = seconds_of(subjects, images, repeats)
-
-    def ratio(subject: str, reference: str) -> list[float]:
-        pairs = zip(seconds[subject], seconds[reference], strict=True)
-        return [ours / theirs for ours, theirs in pairs]
-
-    where = f"{model} {size[0]}x{size[1]}"
-    return [
-        (f"{where} tent / forward + backward", ratio("tent", "plain"), 1.10),
-        (f"{where} tent (hard) / the same", ratio("tent hard", "plain hard"), 1.10),
-        (f"{where} paid / tent", ratio("paid", "tent"), 1.25),
-    ]
+    works = {name: partial(subject, images) for name, subject in subjects.items()}
+    times = take_turns(works, repeats, clock(torch.device("cpu")))
+    for subject, reference, bound in (
+        ("tent", "plain", 1.10),
+        ("tent hard", "plain hard", 1.10),
+        ("paid", "tent", 1.25),
+    ):
+        name = f"{model} {size[0]}x{size[1]}: {subject} / {reference}"
+        yield Row(name, ratios(times[subject], times[reference]), Goal("<=", bound))
 
 
 # -- maps
@@ -191,37 +177,28 @@ def maps_of(name: str, preset: str, model: str) -> int:
     return most_maps(work, 4 * CLASSES * height * width)
 
 
+def measured(only: str | None, model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
+    """The rows of both parts, or of one."""
+    if only != "maps":
+        yield from timed(model, size, repeats)
+    if only != "time":
+        for (name, preset), needed in NEEDED.items():
+            held = maps_of(name, preset, model)
+            yield Row(f"maps: {name} ({preset})", [held], Goal("<=", needed + 1))
+
+
 def main() -> None:
-    """Measure, print two tables, and fail if a bound is missed."""
+    """Measure, print a table, and fail if a bound is missed or something was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default="segformer_b0")
     parser.add_argument("--size", type=int, nargs=2, default=(540, 960))
-    parser.add_argument("--only", choices=["time", "maps"], help="one of the two tables")
+    parser.add_argument("--only", choices=["time", "maps"], help="one of the two parts")
+    parser.add_argument("--write-baseline", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    missed = 0
-    if arguments.only != "maps":
-        print(f"{'':52s}{'median':>9s}{'min':>9s}{'max':>9s}   bound")
-        for name, values, bound in timed(arguments.model, arguments.size, arguments.repeats):
-            median = statistics.median(values)
-            missed += median > bound
-            print(
-                f"{name:52s}{median:9.3f}{min(values):9.3f}{max(values):9.3f}   <= {bound}"
-                f"{'   MISSED' * (median > bound)}",
-                flush=True,
-            )
-    if arguments.only != "time":
-        print(f"{'maps of all classes at the labels size':52s}{'held':>9s}{'needed':>9s}   bound")
-        for (name, preset), needed in NEEDED.items():
-            held = maps_of(name, preset, arguments.model)
-            missed += held > needed + 1
-            print(
-                f"{f'{name} ({preset})':52s}{held:9d}{needed:9d}   <= {needed + 1}"
-                f"{'   MISSED' * (held > needed + 1)}",
-                flush=True,
-            )
-    sys.exit(1 if missed else 0)
+    rows = measured(arguments.only, arguments.model, arguments.size, arguments.repeats)
+    sys.exit(judged(rows, write=arguments.write_baseline))
 
 
 if __name__ == "__main__":

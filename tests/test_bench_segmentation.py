@@ -1,6 +1,8 @@
 """The benchmark of segmentation's cost: it counts maps rightly, and no method holds many."""
 
-import importlib.util
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +12,19 @@ from torch.nn.functional import interpolate
 
 from ctta_bench.registry import METHODS, load_plugin
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_segmentation.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
+def bench() -> Iterator[ModuleType]:
     load_plugin("tests.toy_maps")
-    spec = importlib.util.spec_from_file_location("bench_segmentation", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.COUNTED_SIZE = (64, 96)  # the least at which half of it can be seen
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        module = importlib.import_module("bench_segmentation")
+        patch.setattr(module, "COUNTED_SIZE", (64, 96))  # the least at which half can be seen
+        yield module
+    for name in ("bench_segmentation", "bench", "bench_goals"):
+        sys.modules.pop(name, None)
 
 
 def test_maps_are_counted_while_they_are_held(bench: ModuleType) -> None:
