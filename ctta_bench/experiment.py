@@ -54,7 +54,7 @@ class Experiment(BaseModel):
     benchmarks: tuple[str, ...] = ()
     models: tuple[str | None, ...] = (None,)
     preprocessing: tuple[Any, ...] = ("true",)
-    precision: tuple[str, ...] = Field(("float32",), min_length=1)
+    precision: str = "float32"
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     keep_models: Literal["none", "last", "domains"] = "none"
     probe: Literal["none", "rounds", "domains"] = "none"
@@ -75,17 +75,10 @@ class Experiment(BaseModel):
             return entries
         return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
 
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _one_is_a_list_of_one(cls, precision: Any) -> Any:
-        return [precision] if isinstance(precision, str) else precision
-
     @model_validator(mode="after")
     def _asks_for_something(self) -> "Experiment":
         if bool(self.methods) != bool(self.benchmarks) or not (self.methods or self.cells):
             raise ValueError("give methods and benchmarks, or cells; at least 1 of each")
-        if len(self.precision) > 1 and any("precision" not in dict(cell) for cell in self.cells):
-            raise ValueError("of several precisions each entry of cells names its own")
         return self
 
 
@@ -198,7 +191,7 @@ def _chosen(
     out = {number for found in matches for number in found}
     kept = [placed for number, placed in enumerate(product) if number not in out]
     common = {
-        "precision": experiment.precision[0],
+        "precision": experiment.precision,
         "experiment": experiment.name,
         "keep_models": experiment.keep_models,
         "probe": experiment.probe,
@@ -234,7 +227,7 @@ def _requests(
     common = benchmarks or experiment.benchmarks
     own = [benchmark for entry in experiment.methods for benchmark in entry.benchmarks]
     for benchmark in dict.fromkeys([*common, *own]):
-        for regime, precision in itertools.product(experiment.preprocessing, experiment.precision):
+        for regime in experiment.preprocessing:
             for number, entry, chosen in entries:
                 if benchmark not in (entry.benchmarks or common):
                     continue
@@ -249,7 +242,7 @@ def _requests(
                                 "benchmark": benchmark,
                                 "model": model,
                                 "preprocessing": regime,
-                                "precision": precision,
+                                "precision": experiment.precision,
                                 "seed": seed,
                                 "experiment": experiment.name,
                                 "keep_models": experiment.keep_models,

@@ -1,9 +1,14 @@
 """Experiment files: products, sweeps, and what they refuse."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ctta_bench.errors import ConfigError
 from ctta_bench.experiment import (
+    Experiment,
+    MethodEntry,
     combinations,
     count_cells,
     expand,
@@ -168,26 +173,6 @@ def test_an_exclusion_of_nothing_is_told_beside_the_other_problems(tmp_path):
         expand(described)
 
 
-def test_a_file_has_one_precision_or_a_list_of_them(tmp_path):
-    text = "methods: [source, tent]\nbenchmarks: [fashion_c]\n"
-    one = expand(write(tmp_path, text + "precision: float64\n"))
-    several = expand(write(tmp_path, text + "precision: [float32, bfloat16]\n"))
-    assert [c.request.precision for c in one] == ["float64"] * 2
-    assert [(c.request.method, c.request.precision) for c in several] == [
-        ("source", "float32"),
-        ("tent", "float32"),
-        ("source", "bfloat16"),
-        ("tent", "bfloat16"),
-    ]
-    alone = "precision: [float32, bfloat16]\ncells: [{method: source, benchmark: fashion_c%s}]\n"
-    (cell,) = expand(write(tmp_path, alone % ", precision: float64"))
-    assert cell.request.precision == "float64"
-    with pytest.raises(ConfigError, match="each entry of cells names its own"):
-        write(tmp_path, alone % "")
-    with pytest.raises(ConfigError, match="precision"):
-        expand(write(tmp_path, text + "precision: [float32, float8]\n"))
-
-
 def test_single_cells_join_the_product_or_stand_alone(tmp_path):
     text = "cells: [{method: tent, benchmark: fashion_c, seed: 7, set: {lr: 0.5}}]\n"
     (alone,) = expand(write(tmp_path, text))
@@ -208,3 +193,13 @@ def test_single_cells_join_the_product_or_stand_alone(tmp_path):
 def test_a_file_that_asks_for_nothing_or_wrongly_is_refused(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words):
         expand(write(tmp_path, text))
+
+
+def test_the_page_on_experiment_files_knows_every_key_and_its_example_expands(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert f"These are {len(expand(write(tmp_path, example)))} cells" in page
+    experiment, entry = page.split("An entry of `methods` that is more than a name:")
+    for text, model in ((experiment, Experiment), (entry, MethodEntry)):
+        named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", text, re.M))))
+        assert named - {"_base_"} == set(model.model_fields)

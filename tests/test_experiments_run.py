@@ -36,6 +36,7 @@ NEEDED = {
     "controls/geometry_imagenet": ["geometry of adapted weights", "semantic, through paid"],
     "controls/warmup": ["paid with warm-up", "paid (warm-up only)"],
     "controls/wrong_side": ["paid side=output"],
+    "controls/precision": ["bfloat16", "float64"],
     "controls/preprocessing": ["pre-processing true", "pre-processing lineage"],
 }
 
