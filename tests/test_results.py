@@ -22,6 +22,7 @@ SHOWN = {
     "images/s": ("images_per_second", lambda v: f"{v:.1f}" if v >= 100 else f"{v:.2f}"),
     "time": ("time", "{:.2f}".format),
     "ΔS per pair": ("delta_s_per_pair", scientific),
+    "FP": ("forward", "{:.2f}".format),
 }
 
 

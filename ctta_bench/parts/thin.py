@@ -96,7 +96,7 @@ class ThinSums:
         self.wide = torch.promote_types(dy.dtype, torch.float32)
         self.ups = [None if f.up is None else f.scaled_up().to(dy.dtype).T for _, f in parts]
         self.ranks = [0 if up is None else len(up) for up in self.ups]
-        # Where c learns, a row of ones below Q X sums dY itself, at hardly any cost.
+        # Where c learns, a row of ones below a part's Q X sums dY itself, at hardly any cost.
         self.ones = 0 if y is None else 1
         self.heights = [rank + self.ones for rank in self.ranks]
         self.of_ups = [
@@ -106,38 +106,42 @@ class ThinSums:
         self.down = self._padded_down(dy.dtype)
         inputs = 0 if self.down is None else self.down.shape[1]
         self.of_down = torch.zeros(sum(self.ranks), inputs, dtype=self.wide, device=dy.device)
-        self.products = torch.zeros(dy.shape[1], dtype=self.wide, device=dy.device)
-        room = dy.new_empty(0, dtype=self.wide)  # one for all pieces: fresh memory is slow
-        for tokens in pieces(dy, max(dy.shape[1], inputs)):
+        width = max(dy.shape[1], inputs)
+        longest = dy[next(pieces(dy, width), slice(0))]
+        self.inside = dy.new_ones(sum(self.heights), len(longest))
+        # Summed over the tokens at last: to sum each piece would be to read it once more.
+        products = None if y is None else torch.zeros_like(longest, dtype=self.wide)
+        for tokens in pieces(dy, width):
             self._add(dy[tokens], tokens)
-            if y is not None:
+            if products is not None and y is not None:
                 left, right = dy[tokens].to(self.wide), y[tokens].to(self.wide)
-                room = torch.empty_like(left) if len(room) < len(left) else room[: len(left)]
-                self.products += torch.mul(left, right, out=room).sum(0)
+                products[: len(left)].addcmul_(left, right)
+        self.products = None if products is None else products.sum(0)
 
     def _padded_down(self, dtype: torch.dtype) -> Tensor | None:
-        """Q of all parts, with room for their rows of ones; None if there is no Q."""
+        """Q of all parts, with room for rows of ones between them; None if there is no Q."""
         downs = [f.down.to(dtype) for _, f in self.parts if f.down is not None]
         if not downs:
             return None
         room = downs[0].new_zeros(self.ones, downs[0].shape[1])
         nothing = downs[0].new_zeros(0, downs[0].shape[1])
         own = [nothing if f.down is None else f.down.to(dtype) for _, f in self.parts]
-        return torch.cat([piece for down in own for piece in (down, room)])
+        return torch.cat([piece for down in own for piece in (room, down)][1:])
 
     def _add(self, dy: Tensor, tokens: slice) -> None:
-        if self.down is None:
-            inside = dy.new_ones(sum(self.heights), len(dy)).split(self.heights)
-        else:
+        inside = self.inside[:, : len(dy)]
+        own = inside.split(self.heights)
+        if self.down is not None:
             x = self.entered.piece(tokens)
-            inside = (self.down @ x.T).split(self.heights)
+            torch.mm(self.down, x.T, out=inside[: len(self.down)])
             owners = zip(self.ups, self.parts, strict=True)
             back = [up @ dy[:, rows].T for up, (rows, _) in owners if up is not None]
             _accumulate(self.of_down, torch.cat(back) if len(back) > 1 else back[0], x)
-        for total, own, (rows, _) in zip(self.of_ups, inside, self.parts, strict=True):
             if self.ones:
-                own[-1].fill_(1)
-            _accumulate(total, own, dy[:, rows])
+                for factor in own[:-1]:  # the last row lies below what was just written
+                    factor[-1].fill_(1)
+        for total, factor, (rows, _) in zip(self.of_ups, own, self.parts, strict=True):
+            _accumulate(total, factor, dy[:, rows])
 
     def gradients(self) -> list[Tensor | None]:
         """Gradients of c (not here), P and Q of every part."""
@@ -155,6 +159,7 @@ class ThinSums:
     def row_sums(self, number: int, bias: Tensor | None) -> Tensor:
         """rowsum(G ⊙ W_eff) of a part, Σ_n dY (y - b)."""
         rows, _ = self.parts[number]
+        assert self.products is not None
         products = self.products[rows]
         return products if bias is None else products - bias[rows] * self.of_ups[number][-1]
 
