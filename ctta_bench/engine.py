@@ -122,7 +122,8 @@ def run_cell(
     """Run a cell to its result, or go on where an earlier attempt stopped; a done one is kept.
 
     Checkpoints every `checkpoint_seconds` (or `checkpoint_batches`), and when interrupted. Raises
-    the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint.
+    the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint, and one within
+    the last batch after the result.
     """
     with folder.work(cell.record, force=force) as heartbeat:
         if heartbeat is None:
@@ -130,7 +131,7 @@ def run_cell(
             check_probed(folder, cell.request.probe)
             return folder.result()
         with named_failures(loading_workers(cell)):
-            return _run(
+            result, interrupt = _run(
                 cell,
                 folder,
                 torch.device(device),
@@ -138,6 +139,9 @@ def run_cell(
                 Pace(checkpoint_seconds, checkpoint_batches),
                 heartbeat,
             )
+    if interrupt.asked:  # the cell was done by then, what comes after it is not
+        raise KeyboardInterrupt(interrupt.asked)
+    return result
 
 
 def _run(
@@ -147,7 +151,7 @@ def _run(
     loggers: Sequence[Logger],
     pace: Pace,
     heartbeat: Any,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], DeferredInterrupt]:
     benchmark = build_benchmark(cell)
 
     def report(what: str, done: int, total: int) -> None:
@@ -233,7 +237,7 @@ def _run(
         for logger in loggers:
             logger.finish(result)
     drop_states(folder)
-    return result
+    return result, interrupt
 
 
 def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:

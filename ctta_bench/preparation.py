@@ -90,7 +90,10 @@ def run_warmup(
             beat()
 
         pace = Pace(checkpoint_seconds, checkpoint_updates)
-        return _run(cell, folder, torch.device(device), loggers, pace, alive)
+        result, interrupt = _run(cell, folder, torch.device(device), loggers, pace, alive)
+    if interrupt.asked:
+        raise KeyboardInterrupt(interrupt.asked)
+    return result
 
 
 def _run(
@@ -100,7 +103,7 @@ def _run(
     loggers: Sequence[Logger],
     pace: Pace,
     alive: Callable[[], None],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], DeferredInterrupt]:
     assert cell.warmup is not None
     benchmark, method = build_benchmark(cell), build_method(cell, device)
     before = accuracy_on_source(benchmark, method)
@@ -144,7 +147,7 @@ def _run(
     write_json(folder.file("result.json"), result)
     folder.append_log(f"done: {warmup.total} updates")
     drop_states(folder)
-    return result
+    return result, interrupt
 
 
 def _resume(

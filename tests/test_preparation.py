@@ -140,6 +140,13 @@ def test_an_interrupted_warm_up_ends_with_the_same_bits(finished: Path, tmp_path
     assert predictions(tmp_path, cell()) == predictions(finished, cell())
 
 
+def test_an_interrupt_within_the_last_update_ends_after_the_warm_up(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(cell(), tmp_path, loggers=[StopAt(UPDATES)])
+    assert (warmup_folder(tmp_path) / "result.json").exists()
+    assert not (tmp_path / cell().id / "batches.jsonl").exists()
+
+
 @pytest.mark.parametrize("keep", [0, 100])
 def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
     keep: int, finished: Path, tmp_path: Path
