@@ -174,7 +174,7 @@ def interrupted(folder: Path, batch: int, **kwargs: Any) -> None:
 def test_an_interrupt_within_the_last_batch_passes_after_the_result(tmp_path: Path) -> None:
     interrupted(tmp_path, 14)  # of batches 0 to 14: a grid must not begin another cell
     folder = RunFolder(tmp_path)
-    assert folder.is_done() and not folder.file("state.pt").exists()
+    assert folder.is_done and not folder.file("state.pt").exists()
     assert "interrupted" not in [attempt["outcome"] for attempt in folder.attempts()]
     assert run_cell(cell(), folder) == folder.result()
 
