@@ -75,7 +75,7 @@ class Head(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Logits [n, classes, h, w] at the first map's size."""
         alike = [conv(features) for conv, features in zip(self.convs, maps, strict=True)]
-        fused = self.fusion_conv.norm(fuse(alike, self.fusion_conv.conv))
+        fused = self.fusion_conv.norm(fuse(alike, self.fusion_conv.conv.weight))
         return self.conv_seg(self.dropout(self.fusion_conv.activate(fused)))
 
 
@@ -91,8 +91,8 @@ class AuthorsHead(nn.Module):
             self.add_module(
                 f"linear_c{number}", nn.ModuleDict({"proj": nn.Linear(width, channels)})
             )
-        fuse = nn.Conv2d(channels * len(widths), channels, 1, bias=False)
-        self.linear_fuse = nn.ModuleDict({"conv": fuse, "bn": nn.BatchNorm2d(channels)})
+        mixing = nn.Conv2d(channels * len(widths), channels, 1, bias=False)
+        self.linear_fuse = nn.ModuleDict({"conv": mixing, "bn": nn.BatchNorm2d(channels)})
         self.dropout = nn.Dropout2d(0.1)
         self.linear_pred = nn.Conv2d(channels, num_classes, 1)
 
@@ -102,17 +102,19 @@ class AuthorsHead(nn.Module):
         for number, features in enumerate(maps, 1):
             tokens = self.get_submodule(f"linear_c{number}.proj")(as_tokens(features))
             alike.append(as_map(tokens, features.shape[2:]))
-        fused = self.linear_fuse["bn"](fuse(alike, self.linear_fuse["conv"], deepest_first=True))
+        weight = self.get_parameter("linear_fuse.conv.weight")
+        fused = self.linear_fuse["bn"](fuse(alike, weight, deepest_first=True))
         return self.linear_pred(self.dropout(torch.relu(fused)))
 
 
-def fuse(maps: Sequence[Tensor], conv: nn.Conv2d, *, deepest_first: bool = False) -> Tensor:
-    """A 1x1 convolution without bias of maps [n, c, h, w] brought to the first's size and stacked.
+def fuse(maps: Sequence[Tensor], weight: Tensor, *, deepest_first: bool = False) -> Tensor:
+    """A 1x1 convolution of maps [n, c, h, w] brought to the first's size and stacked.
 
     It weighs channels and resizing weighs pixels, so either may come first: each map meets its
-    share of the weights at its own size, a fourth, a sixteenth and so on of the pixels.
+    share of the weight [out, channels of all, 1, 1] at its own size, with a fourth, a sixteenth
+    and so on of the pixels.
     """
-    shares = conv.weight.split([features.shape[1] for features in maps], 1)
+    shares = weight.split([features.shape[1] for features in maps], 1)
     pairs = zip(maps, shares[::-1] if deepest_first else shares, strict=True)
     first, *others = [conv2d(features, share) for features, share in pairs]
     for other in others:
