@@ -34,6 +34,7 @@ from ctta_bench.checkpoint import (
 from ctta_bench.config import Cell
 from ctta_bench.environment import environment, peak_memory_mb, usable_cores
 from ctta_bench.export import ModelKeeper, check_kept
+from ctta_bench.garbage import keep_freed_memory
 from ctta_bench.loading import named_failures
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.method import Method
@@ -125,6 +126,7 @@ def run_cell(
     the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint, and one within
     the last batch after the result.
     """
+    keep_freed_memory()
     with folder.work(cell.record, force=force) as heartbeat:
         if heartbeat is None:
             check_kept(folder, cell.request.keep_models)

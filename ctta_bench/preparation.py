@@ -33,6 +33,7 @@ from ctta_bench.checkpoint import (
 from ctta_bench.config import Cell
 from ctta_bench.environment import environment
 from ctta_bench.errors import RunError
+from ctta_bench.garbage import keep_freed_memory
 from ctta_bench.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.record import (
     SCHEMA_VERSION,
@@ -80,6 +81,7 @@ def run_warmup(
     Checkpoints, errors and interrupts are those of `engine.run_cell`.
     """
     assert cell.warmup is not None
+    keep_freed_memory()
     with folder.work(cell.warmup, force=force) as heartbeat:
         if heartbeat is None:
             return folder.result()

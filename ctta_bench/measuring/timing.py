@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ctta_bench.garbage import uncollected
+from ctta_bench.garbage import keep_freed_memory, uncollected
 
 Work = Callable[[], object]
 
@@ -50,6 +50,7 @@ def take_turns(
 
     Garbage is collected between turns, not within: what one leaves would be another's time.
     """
+    keep_freed_memory()  # as in runs
     times: dict[str, list[float]] = {name: [] for name in works}
     with uncollected():
         for repeat in range(-warm, repeats):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ctta_bench.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.garbage import keep_freed_memory
 from ctta_bench.model import SourceModel
 from ctta_bench.record import atomic, check_writable
 from ctta_bench.stream import MapSet
@@ -65,6 +66,7 @@ def train_source(
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out {out}: name a .safetensors file.")
     check_writable(out.parent)
+    keep_freed_memory()
     lock = FileLock(out.with_name(f".{out.stem}.lock"))  # stays, as a run folder's does
     try:
         lock.acquire(timeout=0)

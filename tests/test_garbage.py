@@ -1,0 +1,47 @@
+"""Memory that is let go stays with the process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctta_bench.garbage import keep_freed_memory
+
+# Pages that the system had to clear for the last of some steps with activations of 67 MB.
+COUNT = """
+import resource, torch
+from ctta_bench.garbage import keep_freed_memory
+kept = keep_freed_memory()
+torch.set_num_threads(1)
+layers = [torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64)]
+network, images = torch.nn.Sequential(*layers), torch.rand(8192, 64)
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    network(images).sum().backward()
+print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def counted(**variables: str) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT],
+        env={k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the GNU C library")
+def test_large_blocks_are_not_cleared_again_unless_the_user_says_how_memory_is_had() -> None:
+    kept, faults = counted()
+    untouched, many = counted(MALLOC_TRIM_THRESHOLD_="131072")
+    assert not untouched
+    assert not kept or faults < many / 4
+
+
+def test_elsewhere_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed_memory.__wrapped__() is False
