@@ -175,7 +175,7 @@ def _line(
 def main() -> None:
     """Measure the sweeps and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default="source,tent,rotta,paid")
+    parser.add_argument("--methods", default="source,tent,paid")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default=",".join([*POINTS, "stream"]))
     parser.add_argument("--figure", type=Path, help="draw the curves of the sweeps")
