@@ -120,6 +120,7 @@ def train_source(
     from ctta_bench.registry import BENCHMARKS
     from ctta_bench.source_models.pretrained import stored_file
     from ctta_bench.training.card import TITLES, clean_key
+    from ctta_bench.training.loop import check_name
     from ctta_bench.training.loop import train_source as train
     from ctta_bench.training.recipes import recipe_for
     from ctta_bench.training.task import task_for
@@ -132,6 +133,8 @@ def train_source(
     if preprocessing not in ("true", "lineage"):
         raise ConfigError(f"--preprocessing {preprocessing!r}: choose 'true' or 'lineage'.")
     recipe = recipe_for(name, parse_assignments(set or ()))
+    file = out or stored_file(name, data_root)
+    check_name(file)
     task = task_for(
         entry(None, data_root),
         name,
@@ -141,7 +144,6 @@ def train_source(
         regime=preprocessing,
         weights=weights,
     )
-    file = out or stored_file(name, data_root)
     with TrainingProgress(Console(stderr=True, quiet=quiet or as_json), name) as progress:
         record = train(task, file, device=device or default_device(), force=force, report=progress)
     if as_json:

@@ -63,8 +63,7 @@ def train_source(
     RunError if `out` is there and not `force`, or if the loss stops being a number;
     KeyboardInterrupt passes after a checkpoint.
     """
-    if out.suffix != ".safetensors":
-        raise ConfigError(f"--out {out}: name a .safetensors file.")
+    check_name(out)
     check_writable(out.parent)
     keep_freed_memory()
     lock = FileLock(out.with_name(f".{out.stem}.lock"))  # stays, as a run folder's does
@@ -83,6 +82,12 @@ def train_source(
         return record
     finally:
         lock.release()
+
+
+def check_name(out: Path) -> None:
+    """Raise ConfigError for the name of a file that weights are not written to."""
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"--out {out}: name a .safetensors file.")
 
 
 class Training:

@@ -102,4 +102,4 @@ def test_the_shipped_models_have_at_most_a_million_parameters_and_no_wild_weight
 
 
 def test_everything_embedded_is_a_few_megabytes() -> None:
-    assert sum(f.stat().st_size for f in EMBEDDED.rglob("*") if f.is_file()) < 5_000_000
+    assert sum(f.stat().st_size for f in EMBEDDED.rglob("*") if f.is_file()) < 12_000_000
