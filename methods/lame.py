@@ -76,7 +76,8 @@ class LAME(Method):
         for iteration in range(self.hp.max_iterations):
             agreement = self.hp.weight * kernel @ log_y.exp()
             log_y = (agreement - unary).log_softmax(-1)
-            y = log_y.exp()
+            # In float32 the energy stands still by rounding, sooner on one processor than another.
+            y = log_y.double().exp()
             energy = float((y * (unary - agreement + y.clamp_min(1e-20).log())).sum())
             if iteration > 1 and abs(energy - last) <= 1e-8 * abs(last):
                 break

@@ -102,25 +102,30 @@ def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Itera
         random=True,
     )
     for name in methods:
-        going, first, held = Steps(fashion, name), Steps(fashion, name), []
+        yield [name, *rounds_of(Steps(fashion, name), Steps(fashion, name), rounds, batches)]
 
-        def a_round(steps: Steps = going) -> None:
-            for _ in range(batches):
-                steps.turn()
 
-        def one_more(steps: Steps = going, held: list[int] = held) -> None:
-            a_round(steps)
-            held.append(resting_bytes(steps.method))
+def rounds_of(going: Steps, first: Steps, rounds: int, batches: int) -> list[str]:
+    """The row of a method without its name; `first` is reset before each of its rounds."""
+    held: list[int] = []
 
-        def a_first(steps: Steps = first) -> None:
-            steps.method.reset()
-            a_round(steps)
+    def a_round(steps: Steps) -> None:
+        for _ in range(batches):
+            steps.turn()
 
-        times = take_turns({"on": one_more, "first": a_first}, rounds, clock(torch.device("cpu")))
-        each = statistics.quantiles(ratios(times["on"], times["first"]), n=4)
-        whole = sum(times["on"]) / sum(times["first"])
-        spread = f"{whole:.3f} ({each[0]:.2f}–{each[2]:.2f})"
-        yield [name, spread, f"{held[0] / 1e6:.2f}", f"{held[-1] / 1e6:.2f}"]
+    def one_more() -> None:
+        a_round(going)
+        held.append(resting_bytes(going.method))
+
+    def a_first() -> None:
+        first.method.reset()
+        a_round(first)
+
+    times = take_turns({"on": one_more, "first": a_first}, rounds, clock(torch.device("cpu")))
+    each = statistics.quantiles(ratios(times["on"], times["first"]), n=4)
+    whole = sum(times["on"]) / sum(times["first"])
+    spread = f"{whole:.3f} ({each[0]:.2f}–{each[2]:.2f})"
+    return [spread, f"{held[0] / 1e6:.2f}", f"{held[-1] / 1e6:.2f}"]
 
 
 def printed(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -31,8 +31,7 @@ def test_logits_equal_the_official_ones_in_float64(name: str) -> None:
     assert largest_difference(played, "logits64_") <= played.case["tolerance"]["logits64_abs"]
 
 
-# Which images are nearest hangs on the last bits in float32, and these on the processor.
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "lame_knn"])
+@pytest.mark.parametrize("name", RUNS)
 def test_logits_and_adapted_tensors_equal_the_official_ones_in_float32(name: str) -> None:
     played = play(CASES[name], torch.float32)
     assert largest_difference(played, "logits_") <= played.case["tolerance"]["logits_abs"]
