@@ -8,7 +8,6 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FOLDERS := ctta_bench methods datasets experiments analysis
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo results test test-all test-slurm test-browser test-latex lint format type bench docs clean
@@ -98,17 +97,17 @@ test-latex: setup ## the tests that compile every kind of table with pdflatex (D
 
 # -- what developers call --------------------------------------------------------------------------
 
-lint: build/site/.ready ## formatting, ruff's rules, and the arrows between the modules
+lint: setup ## formatting, ruff's rules, and the arrows between the modules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	cd build/site && ../../$(BIN)/lint-imports
+	$(BIN)/lint-imports
 
 format: setup ## lay the code out, and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-type: build/site/.ready ## mypy, strict
-	cd build/site && ../../$(BIN)/python -m mypy --cache-dir ../../.mypy_cache -p ctta_bench
+type: setup ## mypy, strict; it finds every import in the checkout itself
+	$(BIN)/python -m mypy -p ctta_bench
 
 bench: setup ## speed and memory, as ratios to what the arithmetic needs
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py $(ARGS)
@@ -128,11 +127,3 @@ docs: .venv/.docs ## docs/ as HTML in build/docs
 clean: ## remove what was built and cached; .venv and runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
-
-# Installed, the top-level folders stand in their places as ctta_bench.methods, ...: there mypy and
-# import-linter find them. The folders themselves are prerequisites, so that a deleted file counts.
-build/site/.ready: .venv/.ready $(FOLDERS) $(wildcard $(FOLDERS:=/*.py) $(FOLDERS:=/*/*.py))
-	@rm -rf build/lib build/bdist.* build/site
-	@$(PIP) install --quiet --no-deps --no-build-isolation --target build/site .
-	@cp pyproject.toml build/site/
-	@touch $@
