@@ -7,7 +7,7 @@ paper, `report.write_report` all of it as one folder, `status.status` the state 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctta_bench.analysis.collect import Runs, load
+    from ctta_bench.analysis.read.collect import Runs, load
 
 __all__ = ["Runs", "load"]
 
@@ -15,7 +15,7 @@ __all__ = ["Runs", "load"]
 def __getattr__(name: str) -> Any:
     # Late, for `ctta-bench status` must not wait for pandas.
     if name in __all__:
-        from ctta_bench.analysis import collect
+        from ctta_bench.analysis.read import collect
 
         return getattr(collect, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,8 @@ The names below load on first use, so that `import ctta_bench` costs next to not
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ctta_bench.names import find_renamed_modules
+
 __version__ = "0.1.0"
 
 _LAZY = {
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from ctta_bench.api import Result, evaluate, load_benchmark, load_method, load_model
     from ctta_bench.method import Method
     from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
+
+find_renamed_modules()
 
 
 def __getattr__(name: str) -> Any:

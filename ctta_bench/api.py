@@ -7,27 +7,27 @@ from typing import Any
 
 from torch import nn
 
-from ctta_bench.checkpoint import Progress
-from ctta_bench.engine import (
+from ctta_bench.config.presets import preset_values
+from ctta_bench.config.validation import validate
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.method import Method, Precision
+from ctta_bench.model import Regime, SourceModel
+from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
+from ctta_bench.run.checkpoint import Progress
+from ctta_bench.run.engine import (
     make_result,
     play,
     scorer_of,
     source_accuracy,
     source_data,
 )
-from ctta_bench.environment import usable_cores
-from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.loading import named_failures
-from ctta_bench.loggers import Logger
-from ctta_bench.map_metrics import MapScores
-from ctta_bench.method import Method, Precision
-from ctta_bench.metrics import Scores
-from ctta_bench.model import Regime, SourceModel
-from ctta_bench.presets import preset_values
-from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
+from ctta_bench.run.environment import usable_cores
+from ctta_bench.run.loggers import Logger
+from ctta_bench.scoring.classification import Scores
+from ctta_bench.scoring.segmentation import MapScores
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark, Stream, batch_domains
-from ctta_bench.validation import validate
+from ctta_bench.stream.loading import named_failures
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from platformdirs import user_cache_path
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.datasets.decoding import Geometry, decode, subfolders
-from ctta_bench.datasets.files import atomic
-from ctta_bench.datasets.imagenet import train_images
 from ctta_bench.datasets.imagenet_c import VIT_B_16
-from ctta_bench.datasets.roots import data_root, provenance
+from ctta_bench.datasets.io.decoding import Geometry, decode, subfolders
+from ctta_bench.datasets.io.files import atomic
+from ctta_bench.datasets.io.imagenet import train_images
+from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import Benchmark, ImageSet, SettingName, StreamSettings

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
-from ctta_bench.datasets.python_batches import read_batches
-from ctta_bench.datasets.roots import data_root, how_to_get, provenance
+from ctta_bench.datasets.io.python_batches import read_batches
+from ctta_bench.datasets.io.roots import data_root, how_to_get, provenance
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import CLEAN, ArrayImages, Benchmark, CorruptionSettings, ImageSet

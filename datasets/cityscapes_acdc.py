@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_serializer, field_validator
 
-from ctta_bench.datasets.decoding import subfolders
-from ctta_bench.datasets.roots import data_root, provenance
-from ctta_bench.datasets.sources import by_hand_sentence
-from ctta_bench.datasets.street_classes import CLASSES
-from ctta_bench.datasets.street_files import Size, StreetFiles, StreetImages, listed
+from ctta_bench.datasets.fetching.sources import by_hand_sentence
+from ctta_bench.datasets.io.decoding import subfolders
+from ctta_bench.datasets.io.roots import data_root, provenance
+from ctta_bench.datasets.io.street_classes import CLASSES
+from ctta_bench.datasets.io.street_files import Size, StreetFiles, StreetImages, listed
 from ctta_bench.errors import DataError
-from ctta_bench.loading import load_ahead
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import CLEAN, Benchmark, ImageSet, SegmentationSettings, StreamSettings
+from ctta_bench.stream.loading import load_ahead
 
 CONDITIONS = ("fog", "night", "rain", "snow")
 REFERENCE = "_ref"

@@ -16,9 +16,9 @@ from platformdirs import user_cache_path
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.datasets.cache import CorruptedCache
-from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
-from ctta_bench.datasets.idx import read_split
+from ctta_bench.datasets.io.idx import read_split
+from ctta_bench.datasets.making.cache import CorruptedCache
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import (

@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 from pydantic import Field
 
-from ctta_bench.datasets.decoded import DecodedImages
-from ctta_bench.datasets.decoding import Geometry, image_names, subfolders
-from ctta_bench.datasets.file_images import FileImages
+from ctta_bench.datasets.io.decoded import DecodedImages
+from ctta_bench.datasets.io.decoding import Geometry, image_names, subfolders
+from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import Benchmark, ImageSet, StreamSettings

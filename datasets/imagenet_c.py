@@ -12,12 +12,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
-from ctta_bench.datasets.decoding import Geometry, subfolders
-from ctta_bench.datasets.file_benchmark import FileBenchmark, FileSettings
-from ctta_bench.datasets.file_images import FileImages
-from ctta_bench.datasets.flat_val import flat_classes, flat_files
-from ctta_bench.datasets.image_lists import (
+from ctta_bench.datasets.io.decoding import Geometry, subfolders
+from ctta_bench.datasets.io.file_benchmark import FileBenchmark, FileSettings
+from ctta_bench.datasets.io.file_images import FileImages
+from ctta_bench.datasets.io.flat_val import flat_classes, flat_files
+from ctta_bench.datasets.io.image_lists import (
     ROBUSTBENCH,
     SMALL,
     all_files,
@@ -25,9 +24,10 @@ from ctta_bench.datasets.image_lists import (
     read_list,
     robustbench_files,
 )
-from ctta_bench.datasets.imagenet import FOLDER as CLEAN_FOLDER
-from ctta_bench.datasets.imagenet import class_folders
-from ctta_bench.datasets.roots import data_root, how_to_get
+from ctta_bench.datasets.io.imagenet import FOLDER as CLEAN_FOLDER
+from ctta_bench.datasets.io.imagenet import class_folders
+from ctta_bench.datasets.io.roots import data_root, how_to_get
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import CLEAN, CorruptionSettings

@@ -9,12 +9,12 @@ are sorted by class, so the seed shuffles them by default.
 import numpy as np
 from pydantic import Field
 
-from ctta_bench.datasets.decoding import image_names, subfolders
-from ctta_bench.datasets.file_benchmark import FileBenchmark, FileSettings
-from ctta_bench.datasets.file_images import FileImages
-from ctta_bench.datasets.imagenet import class_files, positions, synsets
 from ctta_bench.datasets.imagenet_c import VIT_B_16
-from ctta_bench.datasets.roots import data_root, how_to_get
+from ctta_bench.datasets.io.decoding import image_names, subfolders
+from ctta_bench.datasets.io.file_benchmark import FileBenchmark, FileSettings
+from ctta_bench.datasets.io.file_images import FileImages
+from ctta_bench.datasets.io.imagenet import class_files, positions, synsets
+from ctta_bench.datasets.io.roots import data_root, how_to_get
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import ImageOrder

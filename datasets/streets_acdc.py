@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.datasets.street_classes import CLASSES
-from ctta_bench.datasets.streets_scene import Scene, make_scene
-from ctta_bench.datasets.streets_weather import HELD_OUT, WEATHER
+from ctta_bench.datasets.io.street_classes import CLASSES
+from ctta_bench.datasets.streets.scene import Scene, make_scene
+from ctta_bench.datasets.streets.weather import HELD_OUT, WEATHER
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import CLEAN, Benchmark, ImageSet, SegmentationSettings

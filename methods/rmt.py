@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ctta_bench.errors import MethodError
-from ctta_bench.method import WarmupHyperparameters, ema_update
+from ctta_bench.method import WarmupHyperparameters, ema_update, symmetric_cross_entropy
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.augment import random_view
 from ctta_bench.parts.contrast import ContrastHyperparameters, ContrastMethod
 from ctta_bench.parts.replay import Replay
-from ctta_bench.parts.updates import symmetric_cross_entropy
 from ctta_bench.registry import METHODS
 
 

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 
 from ctta_bench.api import load_benchmark, load_method, load_model
-from ctta_bench.checkpoint import Progress
-from ctta_bench.engine import play
 from ctta_bench.measuring.costs import bounds_of
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene, benchmark_of
 from ctta_bench.measuring.subjects import Plain, Steps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
+from ctta_bench.method.updates import ema_update
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.augment import random_view
 from ctta_bench.parts.injected import InjectedLinear
-from ctta_bench.parts.updates import ema_update
-from ctta_bench.settings import StreamSettings
+from ctta_bench.run.checkpoint import Progress
+from ctta_bench.run.engine import play
 from ctta_bench.stream import ArrayImages, Domain, Stream, batch_domains
+from ctta_bench.stream.settings import StreamSettings
 
 Work = Callable[[], object]
 # Few views: what each costs is what counts, and updates weigh the more.

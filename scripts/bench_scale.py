@@ -29,9 +29,9 @@ START_GB = 1.5  # libraries, whatever the number of cells
 
 def lay(cells: int, runs: Path) -> None:
     """Synthetic run folders, nine in ten of them done."""
-    from ctta_bench.config import CellRequest, resolve
-    from ctta_bench.engine import run_cell
-    from ctta_bench.record import RunFolder
+    from ctta_bench.config.cell import CellRequest, resolve
+    from ctta_bench.record.folder import RunFolder
+    from ctta_bench.run.engine import run_cell
 
     settings = {"benchmark.examples": 20, "benchmark.batch_size": 20}
     cell = resolve(CellRequest(method="tent", benchmark="fashion_c", set=settings))
@@ -62,14 +62,14 @@ def _link(file: Path, place: Path, seed: int) -> None:
 
 def expand(cells: int, runs: Path) -> None:
     """Expand a grid, and the identity of each cell."""
-    from ctta_bench.config import identity
+    from ctta_bench.config.cell import identity
 
     found = _expanded(cells)
     assert len({identity(cell.record) for cell in found}) == cells
 
 
 def _expanded(cells: int) -> list[Any]:
-    from ctta_bench.experiment import Experiment, expand
+    from ctta_bench.config.experiment import Experiment, expand
 
     asked = {"methods": [{"name": "tent"}], "benchmarks": ["fashion_c"], "seeds": range(cells)}
     return expand(Experiment.model_validate({"name": "many", **asked}))
@@ -101,7 +101,7 @@ def status(cells: int, runs: Path) -> None:
 
 def collect(cells: int, runs: Path) -> None:
     """What `ctta-bench report` reads, in as many processes."""
-    from ctta_bench.analysis.collect import load
+    from ctta_bench.analysis.read.collect import load
 
     found = load(runs, workers=os.cpu_count() or 1)
     assert (len(found.cells), found.left_out) == (cells, [])

@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from ctta_bench.api import load_method
-from ctta_bench.map_metrics import MiouScorer
 from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS, MODELS
+from ctta_bench.scoring.segmentation import MiouScorer
 from ctta_bench.stream import ArrayImages, SourceData
 
 CLASSES = 19

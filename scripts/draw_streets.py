@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ctta_bench.datasets.street_classes import PALETTE
+from ctta_bench.datasets.io.street_classes import PALETTE
 from ctta_bench.datasets.streets_acdc import SETS, Streets
 
 FILE = Path(__file__).parents[1] / "docs" / "images" / "streets.png"

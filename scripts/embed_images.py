@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ctta_bench.datasets.fashion import DEBIAN_PACKAGE, EMBEDDED
-from ctta_bench.datasets.idx import read_split
+from ctta_bench.datasets.io.idx import read_split
 
 IMAGES_A_CLASS = {"test": 200, "train": 100}
 NAMES = {"test": "fashion_test", "train": "fashion_source"}

@@ -42,10 +42,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.engine import run_cell
-from ctta_bench.loggers import Logger
-from ctta_bench.record import RunFolder
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.loggers import Logger
+from ctta_bench.record.folder import RunFolder
 
 folder = Path(sys.argv[1]) / "resume"
 values = {"benchmark.domains": ["contrast"], "benchmark.examples": 500}

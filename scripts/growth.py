@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from ctta_bench.analysis.canvas import Canvas
+from ctta_bench.analysis.figure.canvas import Canvas
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene, benchmark_of
 from ctta_bench.measuring.subjects import Steps

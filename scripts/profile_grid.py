@@ -19,11 +19,11 @@ BEGAN = time.process_time()
 
 import torch  # noqa: E402
 
-from ctta_bench import engine  # noqa: E402
-from ctta_bench.experiment import expand, load_experiment  # noqa: E402
+from ctta_bench.config.experiment import expand, load_experiment  # noqa: E402
 from ctta_bench.method import Method  # noqa: E402
 from ctta_bench.model import SourceModel  # noqa: E402
-from ctta_bench.record import RunFolder  # noqa: E402
+from ctta_bench.record.folder import RunFolder  # noqa: E402
+from ctta_bench.run import engine  # noqa: E402
 
 
 class Ledger:

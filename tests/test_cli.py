@@ -414,7 +414,7 @@ def test_parity_prints_source_difference_and_verdict(invoke: Invoke) -> None:
 def test_parity_lists_every_case_and_passes_none_of_a_method_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ctta_bench import parity
+    from ctta_bench.authoring import parity
 
     cases = {f.stem: f for f in (TOY.parent / "parity" / "cases").glob("*.json")}
     files, all_of_them = parity.collect([parity.repository_cases()]), parity.translations()

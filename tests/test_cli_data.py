@@ -14,7 +14,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.datasets import rehearsal, sources
+from ctta_bench.datasets.fetching import sources
+from ctta_bench.datasets.rehearsal import benchmarks as rehearsal
 from tests.datasets.local_server import Behaviour, local_server
 
 Invoke = Callable[..., Result]

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctta_bench import config, presets
-from ctta_bench.config import CellRequest, resolve
+from ctta_bench.config import cell as config
+from ctta_bench.config import presets
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.config.experiment import expand, load_experiment
+from ctta_bench.config.presets import preset_values
+from ctta_bench.config.validation import parse_assignments, route_overrides
+from ctta_bench.config.yaml import merge, read_yaml
 from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import expand, load_experiment
-from ctta_bench.presets import preset_values
 from ctta_bench.registry import METHODS
-from ctta_bench.validation import parse_assignments, route_overrides
-from ctta_bench.yaml_files import merge, read_yaml
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -149,7 +150,7 @@ def test_the_quickstart_has_five_methods_and_two_seeds() -> None:
 
 
 def test_hyper_parameters_are_chosen_on_no_test_corruption() -> None:
-    from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
+    from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 
     chosen_on = load_experiment("holdout").set["benchmark.domains"]
     assert set(chosen_on) == set(HOLD_OUT)
@@ -157,7 +158,7 @@ def test_hyper_parameters_are_chosen_on_no_test_corruption() -> None:
 
 
 def test_rates_for_the_streets_are_chosen_on_no_test_weather() -> None:
-    from ctta_bench.datasets.streets_weather import HELD_OUT, WEATHER
+    from ctta_bench.datasets.streets.weather import HELD_OUT, WEATHER
 
     chosen_on = load_experiment("holdout_streets").set["benchmark.domains"]
     assert set(chosen_on) == set(HELD_OUT)

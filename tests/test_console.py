@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from ctta_bench.analysis.table import Entry
-from ctta_bench.console import comparison_table
+from ctta_bench.analysis.table.table import Entry
+from ctta_bench.cli.console import comparison_table
 
 HEADER = ("method", "fog", "snow", "mean", "gain")
 

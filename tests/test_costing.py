@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.costing import cost_of, estimate, images_of, known_streams, measured
+from ctta_bench.config.experiment import Experiment, load_experiment
 from ctta_bench.datasets.imagenet_variants import Variant
-from ctta_bench.experiment import Experiment, load_experiment
+from ctta_bench.measuring.estimate import cost_of, estimate, images_of, known_streams, measured
 from ctta_bench.registry import BENCHMARKS, METHODS
 
 VIT = "timm_vit_base_patch16_224.augreg"  # as the names of folders cut it
@@ -195,8 +195,8 @@ def test_the_list_says_the_cost_and_how_it_is_counted(
 
 def test_the_list_loads_no_torch() -> None:
     code = (
-        "import sys; from ctta_bench.costing import rows; from pathlib import Path; "
-        "from ctta_bench.experiment import experiment_files, load_experiment; "
+        "import sys; from ctta_bench.measuring.estimate import rows; from pathlib import Path; "
+        "from ctta_bench.config.experiment import experiment_files, load_experiment; "
         "list(rows({n: load_experiment(n) for n in experiment_files()}, Path('runs'))); "
         "sys.exit('torch' in sys.modules)"
     )

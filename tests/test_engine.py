@@ -16,14 +16,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from ctta_bench.checkpoint import resume
-from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import DataError, RunError
-from ctta_bench.loggers import Logger
 from ctta_bench.method import Method
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
+from ctta_bench.run.checkpoint import resume
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.loggers import Logger
 from tests.conftest import TOY
 from tests.launches import recorded
 from tests.methods import NETWORKS
@@ -290,8 +290,8 @@ def test_a_slow_logger_or_none_changes_no_result(tmp_path: Path) -> None:
 
 
 def test_a_method_built_another_way_cannot_take_the_state(tmp_path: Path) -> None:
-    from ctta_bench.engine import build_benchmark, build_method
     from ctta_bench.errors import MethodError
+    from ctta_bench.run.engine import build_benchmark, build_method
     from ctta_bench.stream import Stream, batch_domains
 
     interrupted(tmp_path, 4)
@@ -304,7 +304,7 @@ def test_a_method_built_another_way_cannot_take_the_state(tmp_path: Path) -> Non
 
 
 def test_tensorboard_is_written_beside_the_lines(tmp_path: Path) -> None:
-    from ctta_bench.loggers import make_loggers
+    from ctta_bench.run.loggers import make_loggers
 
     run_cell(cell(), RunFolder(tmp_path), loggers=make_loggers(("tensorboard",)))
     assert list((tmp_path / "tensorboard").glob("events*"))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import (
+from ctta_bench.config.experiment import (
     Experiment,
     MethodEntry,
     combinations,
@@ -15,6 +14,7 @@ from ctta_bench.experiment import (
     experiment_files,
     load_experiment,
 )
+from ctta_bench.errors import ConfigError
 
 
 def write(folder, text):

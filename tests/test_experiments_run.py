@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
+from ctta_bench.config.experiment import experiment_files, load_experiment
 from ctta_bench.datasets import fashion_rotation, streets_acdc
-from ctta_bench.experiment import experiment_files, load_experiment
 
 # Segmentation has an embedded benchmark of its own, and a test below.
 OF_SEGMENTATION = {"paper/main_acdc"}

@@ -13,15 +13,15 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.config.experiment import expand, load_experiment
 from ctta_bench.errors import ConfigError, MethodError, RunError
-from ctta_bench.experiment import expand, load_experiment
-from ctta_bench.export import export, plain_state
 from ctta_bench.launch.running import run_grid
 from ctta_bench.method import Method
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.export import export, plain_state
 from tests.methods import build, pictures, toy
 
 # Methods whose scored logits no plain network gives, and the reason that is told.

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from ctta_bench.garbage import keep_freed_memory
+from ctta_bench.run.allocator import keep_freed_memory
 
 # Pages that the system had to clear for the last of some steps with activations of 67 MB.
 COUNT = """
 import resource, torch
-from ctta_bench.garbage import keep_freed_memory
+from ctta_bench.run.allocator import keep_freed_memory
 kept = keep_freed_memory()
 torch.set_num_threads(1)
 layers = [torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64)]

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctta_bench import label_orders
 from ctta_bench.errors import ConfigError
-from ctta_bench.label_orders import chunks, shift, slots
-from ctta_bench.settings import StreamSettings
+from ctta_bench.stream import label_orders
+from ctta_bench.stream.label_orders import chunks, shift, slots
+from ctta_bench.stream.settings import StreamSettings
 
 CLASSES, EACH = 50, 400
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), EACH))

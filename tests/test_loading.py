@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.datasets.decoding import Geometry
-from ctta_bench.datasets.file_images import FileImages
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.datasets.io.decoding import Geometry
+from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.errors import DataError
-from ctta_bench.loading import default_workers, find_damaged, load_ahead, named_failures
-from ctta_bench.loggers import Logger
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.loggers import Logger
 from ctta_bench.stream import ArrayImages, Domain, SourceData, Stream, StreamSettings, as_input
+from ctta_bench.stream.loading import default_workers, find_damaged, load_ahead, named_failures
 from tests.datasets.layouts import picture
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])

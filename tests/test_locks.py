@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ctta_bench import locks
-from ctta_bench.locks import OWNER_FILE, BusyError, this_process
-from ctta_bench.record import RunFolder
+from ctta_bench.record import owner as locks
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.owner import OWNER_FILE, BusyError, this_process
 
 ELSEWHERE = {"host": "another-host", "pid": 1, "token": "theirs"}
 
@@ -37,7 +37,8 @@ def owned_by(folder: Path, owner: dict[str, Any], age: float = 0.0) -> Path:
 def ended_process() -> dict[str, Any]:
     """What the owner's file of a process that is no more says."""
     code = (
-        "import json; from ctta_bench.locks import this_process; print(json.dumps(this_process()))"
+        "import json; from ctta_bench.record.owner import this_process; "
+        "print(json.dumps(this_process()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ctta_bench.errors import ConfigError
-from ctta_bench.loggers import LOGGERS, make_loggers
+from ctta_bench.run.loggers import LOGGERS, make_loggers
 
 BATCHES = [
     {"batch": 0, "n": 20, "errors": 5, "loss": 0.5},

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from ctta_bench.errors import DataError
-from ctta_bench.map_metrics import MiouScorer, confusion_of, domain_metrics, predicted_maps
-from ctta_bench.metrics import ErrorScorer
+from ctta_bench.scoring.classification import ErrorScorer
+from ctta_bench.scoring.segmentation import MiouScorer, confusion_of, domain_metrics, predicted_maps
 
 CLASSES = 4
 

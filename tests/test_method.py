@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.method.state import capture
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
-from ctta_bench.state import capture
 from tests.methods import (
     build,
     changed,

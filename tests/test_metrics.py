@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from ctta_bench.metrics import FIELDS, Scores, expected_calibration_error, score_batch, summarise
+from ctta_bench.scoring.classification import (
+    FIELDS,
+    Scores,
+    expected_calibration_error,
+    score_batch,
+    summarise,
+)
 
 # Four images: right, wrong, right, wrong.
 PROBABILITIES = [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.25, 0.5, 0.25], [0.105, 0.105, 0.79]]

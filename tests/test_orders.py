@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ctta_bench.errors import ConfigError
-from ctta_bench.orders import (
+from ctta_bench.stream.orders import (
     HENDRYCKS,
     PUBLISHED_ORDERS,
     Order,
     domain_sequence,
     make_order,
 )
-from ctta_bench.settings import SETTINGS, CorruptionSettings
+from ctta_bench.stream.settings import SETTINGS, CorruptionSettings
 
 SIZES = (60, 40, 53)
 LABELS = [np.random.default_rng(d).integers(0, 4, n) for d, n in enumerate(SIZES)]

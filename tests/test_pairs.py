@@ -22,18 +22,18 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.tables import tables
-from ctta_bench.building import source_data
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.main import tables
+from ctta_bench.authoring.compatibility import pair
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.console import ConsoleProgress
-from ctta_bench.engine import run_cell
+from ctta_bench.cli.console import ConsoleProgress
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.errors import ConfigError, DataError, MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.pairing import pair
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, METHODS, MODELS, load_plugin
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.open import source_data
 from ctta_bench.stream import ArrayImages, ImageSet
 from tests.conftest import TOY
 from tests.methods import build, pictures, tensors
@@ -317,7 +317,7 @@ def test_a_grid_says_of_all_its_cells_once_whose_presets_they_take(runs: Path) -
 
 def test_a_preset_of_a_model_lies_over_its_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {"default": {"any": {"lr": 1.0}, "toy": {"lr": 2.0}, "toy@toy_cnn": {"lr": 3.0}}}
-    monkeypatch.setattr("ctta_bench.presets.presets_of", lambda method: sections)
+    monkeypatch.setattr("ctta_bench.config.presets.presets_of", lambda method: sections)
     cells = [resolve(request("tent", model)) for model in ("toy_vit", "toy_cnn", "small_resnet")]
     assert [cell.hyperparameters.lr for cell in cells] == [2.0, 3.0, 2.0]
     assert [cell.notes for cell in cells] == [

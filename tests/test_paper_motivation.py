@@ -2,8 +2,8 @@
 
 import pytest
 
+from ctta_bench.config.experiment import expand, load_experiment, requested
 from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import expand, load_experiment, requested
 
 COMPONENTS = ["magnitude", "direction", "orthogonal", "magnitude_direction", "magnitude_orthogonal"]
 

@@ -13,20 +13,20 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.notes import footnotes
-from ctta_bench.analysis.rows import rows
-from ctta_bench.analysis.status import status
-from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.read.status import status
+from ctta_bench.analysis.table.notes import footnotes
+from ctta_bench.analysis.table.rows import rows
+from ctta_bench.config.cell import Cell, CellRequest, resolve
+from ctta_bench.config.experiment import Experiment, expand
 from ctta_bench.errors import DataError, RunError
-from ctta_bench.experiment import Experiment, expand
 from ctta_bench.launch.running import run_grid
 from ctta_bench.launch.steps import schedule
-from ctta_bench.loggers import Logger
-from ctta_bench.preparation import read_learnt, run_warmup
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.loggers import Logger
+from ctta_bench.run.warmups import read_learnt, run_warmup
 
 pytestmark = pytest.mark.usefixtures("toy")
 # Two updates an epoch; few layers, so that each is quick.
@@ -113,7 +113,7 @@ def test_its_result_sums_the_training_up(finished: Path) -> None:
 
 def test_the_cell_is_that_of_a_warm_up_in_its_own_process_to_the_bit(finished: Path) -> None:
     from ctta_bench.api import evaluate
-    from ctta_bench.building import build_benchmark, build_method
+    from ctta_bench.run.open import build_benchmark, build_method
 
     chosen = cell()
     method = build_method(chosen, torch.device("cpu"))
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
 
 
 def test_a_failed_warm_up_says_why_in_both_folders(tmp_path: Path) -> None:
-    from ctta_bench.warmup import Warmup
+    from ctta_bench.method.warmup import Warmup
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match="no space"):
         patch.setattr(Warmup, "updates", lambda self: (_ for _ in ()).throw(RunError("no space")))
@@ -305,7 +305,7 @@ def test_rows_tell_the_warm_up_only_from_the_adapted_and_from_the_cold(copied: P
 def test_cells_of_a_failed_warm_up_are_not_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ctta_bench.warmup import Warmup
+    from ctta_bench.method.warmup import Warmup
 
     def fail(self: Warmup) -> Any:
         raise RunError("the loss has no gradient")
@@ -330,7 +330,7 @@ def test_a_cell_that_does_not_adapt_is_the_warmed_model_on_every_image(copied: P
     )
     learnt = load_file(warmup_folder(copied) / "warmup.safetensors")
     kind = METHODS.get("lora")
-    from ctta_bench.building import build_method
+    from ctta_bench.run.open import build_method
     from tests.methods import source_images, toy
 
     method: Any = build_method(chosen, torch.device("cpu"))

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctta_bench.building import build_benchmark, build_method, source_data
-from ctta_bench.checkpoint import Progress
-from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import RunError
-from ctta_bench.probing import SourceProbe
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
+from ctta_bench.run.checkpoint import Progress
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.open import build_benchmark, build_method, source_data
+from ctta_bench.run.probe import SourceProbe
 from tests.launches import recorded
 from tests.methods import NETWORKS
 from tests.test_engine import CLASSIFYING, StopAfter

@@ -11,12 +11,12 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.engine import run_cell
-from ctta_bench.record import RunFolder
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
-from ctta_bench.settings import SETTINGS
+from ctta_bench.run.engine import run_cell
 from ctta_bench.stream import ArrayImages, CorruptionSettings, ImageSet
+from ctta_bench.stream.settings import SETTINGS
 from tests.conftest import TOY
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocols.md").read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.statistics import paired_bootstrap
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.read.statistics import paired_bootstrap
 from ctta_bench.cli import app
 
 

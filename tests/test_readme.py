@@ -84,7 +84,7 @@ OWN = {name: {"mariodoebler/test-time-adaptation"} for name in ("roid", "rmt")}
 
 
 def test_what_a_method_is_said_to_be_checked_against_it_is_checked_against() -> None:
-    from ctta_bench.parity import collect, repository_cases, translate
+    from ctta_bench.authoring.parity import collect, repository_cases, translate
     from ctta_bench.registry import METHODS
 
     ours = [n for n, e in METHODS.entries().items() if e.module.startswith("ctta_bench.methods")]

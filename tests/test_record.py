@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctta_bench.errors import RunError
-from ctta_bench.record import RunFolder, atomic, check_writable, write_json
+from ctta_bench.record.folder import RunFolder, atomic, check_writable, write_json
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

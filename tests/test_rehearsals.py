@@ -12,11 +12,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.datasets import rehearsal
-from ctta_bench.datasets.image_lists import ROBUSTBENCH, read_list
-from ctta_bench.datasets.rehearsal_model import Network, write_rehearsal_model
+from ctta_bench.datasets.io.image_lists import ROBUSTBENCH, read_list
+from ctta_bench.datasets.rehearsal import benchmarks as rehearsal
+from ctta_bench.datasets.rehearsal.model import Network, write_rehearsal_model
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.settings import SETTINGS
+from ctta_bench.stream.settings import SETTINGS
 
 EXAMPLES, BATCH = 3, 2
 TWO = ("contrast", "brightness")

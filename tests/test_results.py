@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.geometry_table import scientific
-from ctta_bench.analysis.table import signed
+from ctta_bench.analysis.table.table import signed
+from ctta_bench.analysis.tables.geometry import scientific
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re.DOTALL)

@@ -10,13 +10,13 @@ import torch
 import yaml
 
 from ctta_bench.api import evaluate, load_benchmark, load_method, load_model
-from ctta_bench.building import build_method, build_model, source_accuracy, source_data
-from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
-from ctta_bench.source_cache import fingerprint_of
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.open import build_method, build_model, source_accuracy, source_data
+from ctta_bench.run.source_cache import fingerprint_of
 from ctta_bench.stream import ArrayImages, SourceData, Stream, batch_domains
 from tests.conftest import TOY
 from tests.launches import recorded

@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
+from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError
-from ctta_bench.settings import SETTINGS, CorruptionSettings, SettingName, StreamSettings
-from ctta_bench.validation import validate
+from ctta_bench.stream.settings import SETTINGS, CorruptionSettings, SettingName, StreamSettings
 
 
 def made(**values: Any) -> CorruptionSettings:

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ctta_bench.building import build_benchmark, build_method, source_data
-from ctta_bench.config import Cell, CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import DataError
-from ctta_bench.record import RunFolder
-from ctta_bench.source_cache import SourceCache, fingerprint_of
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.open import build_benchmark, build_method, source_data
+from ctta_bench.run.source_cache import SourceCache, fingerprint_of
 from ctta_bench.stream import ArrayImages, SourceData
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -172,7 +172,7 @@ def test_nothing_half_written_is_left_under_a_final_name(
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ctta_bench.source_cache.save_file", torn)
+    monkeypatch.setattr("ctta_bench.run.source_cache.save_file", torn)
     said: list[str] = []
     SourceCache(tmp_path, {}, said.append)("thing", {}, lambda: {"a": torch.ones(1)})
     assert list(tmp_path.iterdir()) == []

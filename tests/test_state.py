@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
-from ctta_bench.state import capture, restore
+from ctta_bench.method.state import capture, restore
 from tests.methods import plain, through_disk
 
 Pair = namedtuple("Pair", "image age")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.orders import make_order
 from ctta_bench.stream import (
     ArrayImages,
     Benchmark,
@@ -20,6 +19,7 @@ from ctta_bench.stream import (
     as_input,
     batch_domains,
 )
+from ctta_bench.stream.orders import make_order
 
 SIZES = (7, 4, 10)
 

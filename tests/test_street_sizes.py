@@ -12,17 +12,17 @@ from torch import nn
 from torch.nn.functional import interpolate
 from typer.testing import CliRunner
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.tables import main_table
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.main import main_table
 from ctta_bench.api import load_model
-from ctta_bench.building import build_method, norm_statistics
 from ctta_bench.cli import app
-from ctta_bench.config import Cell, CellRequest, resolve
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.datasets.streets_acdc import SCALE, Streets
-from ctta_bench.engine import run_cell
 from ctta_bench.errors import DataError
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, METHODS, load_plugin
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.open import build_method, norm_statistics
 from tests.conftest import TOY
 from tests.datasets.test_cityscapes_acdc import save
 from tests.methods import changed, tensors, toy

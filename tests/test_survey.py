@@ -10,12 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.datasets.corruptions import CORRUPTIONS
-from ctta_bench.datasets.imagenet import synsets
+from ctta_bench.datasets.io.imagenet import synsets
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import Registry
 from ctta_bench.stream import ArrayImages, Domain, Stream, StreamSettings
-from ctta_bench.survey import reading_speed
+from ctta_bench.stream.availability import reading_speed
 from tests.datasets.layouts import SIDE, cifar_c, synset_tree, val
 
 SETTINGS = ("--set", f"crop={SIDE}", "--set", f"resize={SIDE}")

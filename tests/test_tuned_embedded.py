@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.presets import preset_values, read_tuned
+from ctta_bench.config.presets import preset_values, read_tuned
 from ctta_bench.registry import METHODS
 from ctta_bench.tuning.plan import Plan
 from ctta_bench.tuning.trials import trials

@@ -9,17 +9,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ctta_bench import presets
 from ctta_bench.cli import app
+from ctta_bench.config import presets
+from ctta_bench.config.presets import preset_values, presets_of
+from ctta_bench.config.validation import parse_assignments
 from ctta_bench.errors import ConfigError
-from ctta_bench.locks import BusyError
 from ctta_bench.methods.roid import ROID
 from ctta_bench.methods.tent import Tent
-from ctta_bench.presets import preset_values, presets_of
+from ctta_bench.record.owner import BusyError
 from ctta_bench.registry import METHODS
 from ctta_bench.tuning.plan import Plan, hold_out
 from ctta_bench.tuning.trials import published, trials
-from ctta_bench.validation import parse_assignments
 
 
 def values(method: str, **plan: Any) -> list[dict[str, Any]]:

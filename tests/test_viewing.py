@@ -9,11 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.environment import environment
 from ctta_bench.errors import RunError
+from ctta_bench.measuring.attention_maps import source_layers
+from ctta_bench.run.environment import environment
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import as_input
-from ctta_bench.viewing import source_layers
 from tests.conftest import TOY
 from tests.methods import toy
 
@@ -107,7 +107,7 @@ def test_looking_leaves_fused_attention_on_and_every_prediction_as_it_was(
         looked.append(model)
         return model
 
-    monkeypatch.setattr("ctta_bench.viewing.load_source_model", fused)
+    monkeypatch.setattr("ctta_bench.measuring.attention_maps.load_source_model", fused)
     before = environment(torch.device("cpu"))["attention"]
     arguments = ("--domain", "dark", "--image", 3, "--image", 5, "--plugin", TOY)
     assert ctta("attention", runs, *arguments, "--out", tmp_path).exit_code == 0

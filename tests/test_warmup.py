@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.method import Method
+from ctta_bench.method.warmup import Warmup, augmented, warmup_rate
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
-from ctta_bench.warmup import Warmup, augmented, warmup_rate
 from tests.methods import changed, pictures, plain, snapshot, source_images, tensors, through_disk
 from tests.methods import toy as toys
 

@@ -44,7 +44,7 @@ def check(
     if as_json:
         print_json([asdict(outcome) for outcome in outcomes])
     else:
-        from ctta_bench.console import plain_table
+        from ctta_bench.cli.console import plain_table
 
         rows = [[o.method, o.check.replace("_", " "), o.state, o.detail] for o in outcomes]
         printer().print(plain_table(["method", "check", "state", "detail"], rows))
@@ -70,18 +70,18 @@ def parity(
     load_plugins(plugin)
     from dataclasses import asdict
 
-    from ctta_bench.parity import collect, repository_cases, verdict
+    from ctta_bench.authoring.parity import collect, repository_cases, verdict
 
     wanted = registry.METHODS.find(method).name if method else None
     verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
     if out is not None:
-        from ctta_bench.parity import write_verdicts
+        from ctta_bench.authoring.parity import write_verdicts
 
         write_verdicts(verdicts, out)
     if as_json:
         print_json([asdict(v) | {"verdict": v.words} for v in verdicts])
     else:
-        from ctta_bench.console import parity_table
+        from ctta_bench.cli.console import parity_table
 
         printer().print(parity_table(verdicts))
         counts = Counter(v.words for v in verdicts)
@@ -99,7 +99,7 @@ def new_method(
 
     Example: `ctta-bench new method my_method`
     """
-    from ctta_bench.scaffold import new_method as write
+    from ctta_bench.authoring.skeleton import new_method as write
 
     method, test = write(name, out)
     typer.echo(f"{method}\n{test}\nnext: ctta-bench check {method.stem} --plugin {method}")

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import TaskID
 
-from ctta_bench.console import passing_bar
+from ctta_bench.cli.console import passing_bar
 
 
 class StepBar:

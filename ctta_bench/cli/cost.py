@@ -65,18 +65,18 @@ def cost(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.config import CellRequest
+    from ctta_bench.config.cell import CellRequest
 
     precisions = get_args(CellRequest.model_fields["precision"].annotation)
     if precision not in precisions:
         raise ConfigError(f"--precision {precision!r}: choose {', '.join(precisions)}.")
     import torch
 
-    from ctta_bench.environment import default_device
+    from ctta_bench.config.validation import parse_assignments, validate
     from ctta_bench.measuring.costs import record
     from ctta_bench.measuring.scene import Scene, benchmark_of, serving_methods, sorted_overrides
-    from ctta_bench.record import check_writable, write_json
-    from ctta_bench.validation import parse_assignments, validate
+    from ctta_bench.record.folder import check_writable, write_json
+    from ctta_bench.run.environment import default_device
 
     check_writable(out)
     torch.set_num_threads(threads)
@@ -102,8 +102,8 @@ def cost(
     if as_json:
         print_json(made | {"file": str(file)})
         return
-    from ctta_bench.analysis.measured import measured_table
-    from ctta_bench.console import plain_table
+    from ctta_bench.analysis.tables.measured_cost import measured_table
+    from ctta_bench.cli.console import plain_table
 
     table = measured_table(made)
     lines = [[label, *(entry.text for entry in entries)] for label, entries in table.lines]
@@ -139,7 +139,7 @@ def _measured(
 
 def _file_name(made: dict[str, Any]) -> str:
     """`cost-BENCHMARK-MODEL-DEVICE-PRECISION.json`: another run of the like takes its place."""
-    from ctta_bench.config import slug_of
+    from ctta_bench.config.cell import slug_of
 
     device = str(made["environment"]["device"])
     words = [made["benchmark"], made["model"]["name"], f"{made['batch_size']}", device]

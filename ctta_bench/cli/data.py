@@ -26,9 +26,9 @@ def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
     Example: `ctta-bench data list --data-root /data`
     """
     as_json = check_format(format)
-    from ctta_bench.console import plain_table
-    from ctta_bench.datasets.known import known_data
-    from ctta_bench.datasets.roots import data_root as resolve
+    from ctta_bench.cli.console import plain_table
+    from ctta_bench.datasets.fetching.known import known_data
+    from ctta_bench.datasets.io.roots import data_root as resolve
 
     root = resolve(data_root)
     rows = known_data(root)
@@ -60,11 +60,11 @@ def data_download(
 
     Example: `ctta-bench data download cifar10_c --data-root /data`
     """
-    from ctta_bench.datasets.fetch import Remote
-    from ctta_bench.datasets.known import embedded_or_own
-    from ctta_bench.datasets.obtain import obtain
-    from ctta_bench.datasets.roots import data_root as resolve
-    from ctta_bench.datasets.sources import by_hand_sentence, find_source
+    from ctta_bench.datasets.fetching.fetch import Remote
+    from ctta_bench.datasets.fetching.known import embedded_or_own
+    from ctta_bench.datasets.fetching.obtain import obtain
+    from ctta_bench.datasets.fetching.sources import by_hand_sentence, find_source
+    from ctta_bench.datasets.io.roots import data_root as resolve
 
     root = resolve(data_root)
     if (sentence := embedded_or_own(benchmark)) is not None:
@@ -127,11 +127,11 @@ def data_make(
     Examples: `ctta-bench data make cifar10_c --source photos --data-root data` and
     `ctta-bench data make --layout imagenet_c --data-root rehearsal`
     """
-    from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
-    from ctta_bench.datasets.rehearsal import IMAGES, rehearse
-    from ctta_bench.datasets.rehearsal_model import write_rehearsal_model
-    from ctta_bench.datasets.roots import data_root as resolve
-    from ctta_bench.datasets.self_made import Wish, make_benchmark
+    from ctta_bench.datasets.io.roots import data_root as resolve
+    from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
+    from ctta_bench.datasets.making.self_made import Wish, make_benchmark
+    from ctta_bench.datasets.rehearsal.benchmarks import IMAGES, rehearse
+    from ctta_bench.datasets.rehearsal.model import write_rehearsal_model
 
     if (benchmark is None) == (layout is None):
         raise ConfigError("data make: name either a benchmark or --layout (a rehearsal).")
@@ -192,9 +192,9 @@ def data_verify(
     as_json = check_format(format)
     from dataclasses import asdict
 
-    from ctta_bench.console import plain_table
-    from ctta_bench.datasets.roots import data_root as resolve
-    from ctta_bench.datasets.verify import verify
+    from ctta_bench.cli.console import plain_table
+    from ctta_bench.datasets.fetching.verify import verify
+    from ctta_bench.datasets.io.roots import data_root as resolve
 
     with StepBar(quiet=quiet or as_json) as bar:
         findings = verify(benchmark, resolve(data_root), report=bar.named)

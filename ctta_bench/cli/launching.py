@@ -89,10 +89,10 @@ def grid(
     """
     executor = executor or ("slurm" if profile else "local")
     _check_options(executor, profile, retry)
-    from ctta_bench.checkpoint import parse_interval
-    from ctta_bench.experiment import expand_checked, load_experiment, refusal
-    from ctta_bench.record import check_writable
-    from ctta_bench.validation import parse_assignments
+    from ctta_bench.config.experiment import expand_checked, load_experiment, refusal
+    from ctta_bench.config.validation import parse_assignments
+    from ctta_bench.record.folder import check_writable
+    from ctta_bench.run.checkpoint import parse_interval
 
     parse_interval(checkpoint)
     load_plugins(plugin)
@@ -116,7 +116,7 @@ def grid(
     from ctta_bench.launch.begin import Options, select
     from ctta_bench.launch.checks import missing_data
     from ctta_bench.launch.steps import schedule
-    from ctta_bench.loggers import make_loggers
+    from ctta_bench.run.loggers import make_loggers
 
     make_loggers(tuple(log or ()))  # an unknown one is refused before anything begins
     steps, missing = schedule(cells), missing_data(cells)
@@ -166,7 +166,7 @@ def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | No
 def _tell_plan(
     steps: "Sequence[Step]", directory: Path, profile: "Profile | None", missing: Sequence[str]
 ) -> None:
-    from ctta_bench.costing import estimate
+    from ctta_bench.measuring.estimate import estimate
 
     for step in steps:
         typer.echo(step.id)
@@ -230,7 +230,7 @@ def _share(
 def _run_here(
     chosen: "Selection", directory: Path, share: "Share", options: "Options", quiet: bool
 ) -> None:
-    from ctta_bench.console import count_lines
+    from ctta_bench.cli.console import count_lines
     from ctta_bench.launch.begin import run_local
     from ctta_bench.launch.running import run_steps
     from ctta_bench.launch.steps import lay_down
@@ -252,7 +252,7 @@ def _run_here(
         return
     if share.devices and share.devices[0] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = share.devices[0]
-    from ctta_bench.environment import default_device
+    from ctta_bench.run.environment import default_device
 
     lay_down(chosen.todo, directory)
     noted: list[str] = []  # over all cells

@@ -50,8 +50,8 @@ def list_entries(
         return list_pairs(model, verbose, as_json)
     rows: list[dict[str, Any]]
     if what == "experiments":
-        from ctta_bench.costing import rows as experiment_rows
-        from ctta_bench.experiment import experiment_files, load_experiment
+        from ctta_bench.config.experiment import experiment_files, load_experiment
+        from ctta_bench.measuring.estimate import rows as experiment_rows
 
         found = {name: load_experiment(name) for name in experiment_files()}
         rows = list(experiment_rows(found, RUNS))
@@ -68,14 +68,14 @@ def list_entries(
         ]
     described = {}
     if verbose and what == "methods":
-        from ctta_bench.presets import describe
+        from ctta_bench.config.presets import describe
 
         described = {row["name"]: describe(row["name"]) for row in rows}
         rows = [row | described[row["name"]] for row in rows]
     if as_json:
         print_json(rows)
         return
-    from ctta_bench.console import hyperparameter_tables, plain_table
+    from ctta_bench.cli.console import hyperparameter_tables, plain_table
 
     more = {
         "methods": ["source_access", "warmup_access"],
@@ -94,7 +94,7 @@ def list_entries(
 
 def setting_rows() -> list[dict[str, Any]]:
     """The protocols a stream may follow, with their parameters' defaults and sources."""
-    from ctta_bench.settings import SETTINGS
+    from ctta_bench.stream.settings import SETTINGS
 
     return [
         {
@@ -113,13 +113,13 @@ def list_pairs(model: str, verbose: bool, as_json: bool) -> None:
     """What every method would update in a model, or why it cannot serve it."""
     from dataclasses import asdict
 
-    from ctta_bench.pairing import pairs
+    from ctta_bench.authoring.compatibility import pairs
 
     found = list(pairs(model, registry.METHODS.names()))
     if as_json:
         print_json([asdict(pair) | {"parameters": pair.parameters} for pair in found])
         return
-    from ctta_bench.console import pair_table
+    from ctta_bench.cli.console import pair_table
 
     printer().print(pair_table(found))
     for pair in found:

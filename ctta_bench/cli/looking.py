@@ -37,9 +37,9 @@ def geometry(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.analysis.geometry_report import write_geometry
-    from ctta_bench.analysis.geometry_runs import read_geometry
-    from ctta_bench.viewing import looking_folder, source_layers
+    from ctta_bench.analysis.figures.geometry import write_geometry
+    from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
+    from ctta_bench.measuring.attention_maps import looking_folder, source_layers
 
     folder = looking_folder(directory, out)
     found, left_out = read_geometry(directory, lambda m, sha: source_layers(m, sha, weights))
@@ -54,7 +54,7 @@ def geometry(
         ]
         print_json({"folder": folder, "figures": files, "tables": tables, "left_out": left_out})
         return
-    from ctta_bench.console import plain_table
+    from ctta_bench.cli.console import plain_table
 
     for table, _ in written:
         rows = [[label, *(entry.text for entry in entries)] for label, entries in table.lines]
@@ -89,9 +89,13 @@ def attention(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.analysis.attention import RolloutSettings
-    from ctta_bench.analysis.attention_report import attention_figure, summary
-    from ctta_bench.viewing import DEFAULT_PICTURES, attention_grids, looking_folder
+    from ctta_bench.analysis.figures.attention import attention_figure, summary
+    from ctta_bench.analysis.kept_models.attention import RolloutSettings
+    from ctta_bench.measuring.attention_maps import (
+        DEFAULT_PICTURES,
+        attention_grids,
+        looking_folder,
+    )
 
     folder = looking_folder(directory, out)
     grids = attention_grids(

@@ -21,7 +21,7 @@ def export(
 
     Example: `ctta-bench export runs/single/paid-fashion_c-... adapted.safetensors`
     """
-    from ctta_bench.export import export as write
+    from ctta_bench.run.export import export as write
 
     source = write(cell, out, domain=domain, force=force)
     typer.echo(f"{out} (from {source})")

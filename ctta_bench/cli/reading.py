@@ -29,7 +29,7 @@ Root = Annotated[
 
 
 def _benchmark(name: str, assignments: list[str] | None, root: Path | None) -> Any:
-    from ctta_bench.validation import parse_assignments, validate
+    from ctta_bench.config.validation import parse_assignments, validate
 
     entry = registry.BENCHMARKS.get(name)
     values = {
@@ -57,8 +57,8 @@ def data_check(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.environment import usable_cores
-    from ctta_bench.loading import default_workers
+    from ctta_bench.run.environment import usable_cores
+    from ctta_bench.stream.loading import default_workers
 
     checked = _benchmark(benchmark, set, data_root)
     if workers is None:
@@ -80,8 +80,8 @@ def data_check(
 
 def _survey(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
     """The parts of the data; [] where there is nothing at all."""
-    from ctta_bench.console import ConsoleProgress
-    from ctta_bench.survey import survey
+    from ctta_bench.cli.console import ConsoleProgress
+    from ctta_bench.stream.availability import survey
 
     progress = ConsoleProgress(Console(stderr=True), checked.name)
     try:
@@ -96,7 +96,7 @@ def _survey(checked: Any, problems: list[str], decode: bool, workers: int) -> li
 
 
 def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
-    from ctta_bench.console import plain_table
+    from ctta_bench.cli.console import plain_table
 
     if parts:
         words = {"stream": "in the stream", "unknown": "unknown: never read"}
@@ -140,9 +140,9 @@ def data_bench(
     load_plugins(plugin)
     import torch
 
-    from ctta_bench.environment import default_device, usable_cores
+    from ctta_bench.run.environment import default_device, usable_cores
     from ctta_bench.stream import Stream, batch_domains
-    from ctta_bench.survey import reading_speed
+    from ctta_bench.stream.availability import reading_speed
 
     numbers = _numbers(workers, usable_cores())
     read = _benchmark(benchmark, set, data_root)
@@ -161,7 +161,7 @@ def data_bench(
 
         print_json([asdict(speed) for speed in speeds])
         return
-    from ctta_bench.console import plain_table
+    from ctta_bench.cli.console import plain_table
 
     rows = [
         [str(s.workers), f"{s.images_per_second:,.0f}", f"{s.start_seconds:.2f}", f"{s.images:,}"]

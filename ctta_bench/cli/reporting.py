@@ -38,8 +38,8 @@ def report(
         return _print_quoted(out, as_json)
     if directory is None:
         raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
-    from ctta_bench.analysis.canvas import Canvas
-    from ctta_bench.analysis.report import write_report
+    from ctta_bench.analysis.figure.canvas import Canvas
+    from ctta_bench.analysis.report.write import write_report
 
     files = write_report(
         directory,
@@ -65,7 +65,7 @@ def report(
 
 def _print_quoted(out: Path | None, as_json: bool) -> None:
     """The paper's tables; their files too where a folder is given."""
-    from ctta_bench.analysis.quoted import quoted_tables, write_quoted
+    from ctta_bench.analysis.paper.quoted import quoted_tables, write_quoted
 
     tables = quoted_tables()
     written = [] if out is None else write_quoted(out)
@@ -78,7 +78,7 @@ def _print_quoted(out: Path | None, as_json: bool) -> None:
 
 
 def _print_tables(tables: Sequence[Any]) -> None:
-    from ctta_bench.console import comparison_table
+    from ctta_bench.cli.console import comparison_table
 
     for table in tables:
         width = printer().width
@@ -96,7 +96,7 @@ def _as_record(table: Any) -> dict[str, Any]:
 
 def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """What the registry says of each method, read from its file without importing it."""
-    from ctta_bench.analysis.verdicts import parity_words
+    from ctta_bench.analysis.paper.verdicts import parity_words
 
     entries = registry.METHODS.entries()
     kept = ("paper", "checked_against", "source_access", "warmup_access")
@@ -116,6 +116,6 @@ def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def _draw_attention(runs: Any, folder: Path, canvas: Any) -> Any:
     """Attention figures of a report; torch is loaded where a run kept its models, not before."""
-    from ctta_bench.viewing import draw_attention
+    from ctta_bench.measuring.attention_maps import draw_attention
 
     return draw_attention(runs, folder, canvas)

@@ -73,9 +73,9 @@ def run(
     Example: `ctta-bench run tent fashion_c --set lr=1e-3 --set examples=100 --seed 1`
     """
     as_json = check_format(format)
-    from ctta_bench.config import CellRequest, resolve
-    from ctta_bench.record import RunFolder, check_writable
-    from ctta_bench.validation import parse_assignments, validate
+    from ctta_bench.config.cell import CellRequest, resolve
+    from ctta_bench.config.validation import parse_assignments, validate
+    from ctta_bench.record.folder import RunFolder, check_writable
 
     check_writable(out)
     load_plugins(plugin)
@@ -106,9 +106,9 @@ def run(
     }
     cell = resolve(validate(CellRequest, values, "run"))
     folder = RunFolder(out / cell.id)
-    from ctta_bench.console import model_line, result_table, updates_line
-    from ctta_bench.engine import run_cell
-    from ctta_bench.environment import default_device
+    from ctta_bench.cli.console import model_line, result_table, updates_line
+    from ctta_bench.run.engine import run_cell
+    from ctta_bench.run.environment import default_device
 
     was_done = folder.is_done and not force
     result = run_cell(
@@ -138,8 +138,8 @@ def cell_loggers(
     noted: list[str] | None = None,
 ) -> list[Any]:
     """The loggers of one cell: those asked for, and the progress line on stderr."""
-    from ctta_bench.console import ConsoleProgress
-    from ctta_bench.loggers import make_loggers
+    from ctta_bench.cli.console import ConsoleProgress
+    from ctta_bench.run.loggers import make_loggers
 
     console = Console(stderr=True, quiet=quiet)
     return [*make_loggers(tuple(names or ())), ConsoleProgress(console, cell, out_of, noted)]

@@ -13,7 +13,7 @@ from ctta_bench.cli.shared import Format, check_format, error_printer, kind, pri
 from ctta_bench.errors import RunError
 
 if TYPE_CHECKING:
-    from ctta_bench.board import Board, Line
+    from ctta_bench.launch.status import Board, Line
 
 FEW = 50  # cells that are listed one by one, those that are done too
 WATCH_SECONDS = 5.0
@@ -36,7 +36,7 @@ def status(
     Example: `ctta-bench status runs/quickstart`
     """
     as_json = check_format(format)
-    from ctta_bench.board import board
+    from ctta_bench.launch.status import board
 
     found = _watched(directory, all_cells) if watch and not as_json else board(directory)
     if as_json:
@@ -51,7 +51,7 @@ def status(
 
 def _watched(directory: Path, all_cells: bool) -> "Board":
     """Show the board until nothing is under way; where nothing changes, ever less often."""
-    from ctta_bench.board import board
+    from ctta_bench.launch.status import board
 
     pause, before = WATCH_SECONDS, None
     with Live(console=printer(), auto_refresh=False) as live:
@@ -67,8 +67,8 @@ def _watched(directory: Path, all_cells: bool) -> "Board":
 
 
 def _page(found: "Board", all_cells: bool) -> Group:
-    from ctta_bench.board import STATES, counts
-    from ctta_bench.console import plain_table
+    from ctta_bench.cli.console import plain_table
+    from ctta_bench.launch.status import STATES, counts
 
     by_experiment = counts(found.lines)
     present = [s for s in STATES if any(s in of for of in by_experiment.values())]
@@ -113,7 +113,7 @@ def logs(
 
     Example: `ctta-bench logs runs/quickstart/tent-fashion_c-fashion_vit-seed0-1a2b3c4d`
     """
-    from ctta_bench.board import board
+    from ctta_bench.launch.status import board
 
     if not (cell / "cell.yaml").is_file():
         raise RunError(f"{cell}: is no cell's folder; `ctta-bench status DIR` lists the cells.")

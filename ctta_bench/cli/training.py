@@ -115,16 +115,16 @@ def train_source(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.environment import default_device
+    from ctta_bench.config.validation import parse_assignments
     from ctta_bench.errors import ConfigError
     from ctta_bench.registry import BENCHMARKS
+    from ctta_bench.run.environment import default_device
     from ctta_bench.source_models.pretrained import stored_file
     from ctta_bench.training.card import TITLES, clean_key
     from ctta_bench.training.loop import check_name
     from ctta_bench.training.loop import train_source as train
     from ctta_bench.training.recipes import recipe_for
     from ctta_bench.training.task import task_for
-    from ctta_bench.validation import parse_assignments
 
     entry = BENCHMARKS.get(benchmark)
     name = model or entry.default_model

@@ -25,7 +25,7 @@ from ctta_bench.cli.shared import (
 from ctta_bench.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from ctta_bench.analysis.table import Table
+    from ctta_bench.analysis.table.table import Table
     from ctta_bench.launch.steps import Outcome
     from ctta_bench.tuning.choice import Tuned
     from ctta_bench.tuning.plan import Plan
@@ -64,13 +64,13 @@ def tune(
     """
     as_json = check_format(format)
     from ctta_bench.cli.launching import seeds_of
-    from ctta_bench.experiment import expand
+    from ctta_bench.config.experiment import expand
+    from ctta_bench.config.validation import parse_assignments, validate
     from ctta_bench.launch.checks import missing_data
-    from ctta_bench.record import check_writable, write_yaml
+    from ctta_bench.record.folder import check_writable, write_yaml
     from ctta_bench.tuning.choice import write
     from ctta_bench.tuning.plan import Plan, hold_out
     from ctta_bench.tuning.trials import experiment, trials
-    from ctta_bench.validation import parse_assignments, validate
 
     load_plugins(plugin)
     plan = validate(
@@ -149,11 +149,11 @@ def _choose(
 def _run(cells: Any, directory: Path, device: str | None, quiet: bool) -> "Outcome":
     from rich.console import Console
 
+    from ctta_bench.cli.console import count_lines
     from ctta_bench.cli.running import cell_loggers
-    from ctta_bench.console import count_lines
-    from ctta_bench.environment import default_device
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule
+    from ctta_bench.run.environment import default_device
 
     total = len(schedule(cells))
     tell = count_lines(Console(stderr=True, quiet=quiet), total)
@@ -172,7 +172,7 @@ def _tell(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
         rows = [{"method": t.method, "values": t.values, **t.record} for t in found]
         print_json({"file": presets, "methods": rows})
         return
-    from ctta_bench.console import plain_table
+    from ctta_bench.cli.console import plain_table
 
     printer().print(plain_table(COLUMNS, [[tuned.method, *_told(tuned)] for tuned in found]))
     typer.echo(f"written: {presets}; take it with --preset {presets}")
@@ -182,7 +182,7 @@ def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table
     """What the search of each method came to, for a page: searched.csv, .md and .tex."""
     import pandas as pd
 
-    from ctta_bench.analysis.table import Entry, Table
+    from ctta_bench.analysis.table.table import Entry, Table
 
     scores = [(len(t.scores), t.scores[0], t.scores[t.best]) for t in found]
     return Table(

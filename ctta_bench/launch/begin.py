@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.checkpoint import DEFAULT_INTERVAL
 from ctta_bench.errors import CttaBenchError, RunError
 from ctta_bench.launch.local import run_pool
 from ctta_bench.launch.packing import in_order, pack, wave_of
@@ -16,7 +15,8 @@ from ctta_bench.launch.running import check_done
 from ctta_bench.launch.scheduler import job_states
 from ctta_bench.launch.slurm import submit
 from ctta_bench.launch.steps import Outcome, Step, lay_down
-from ctta_bench.record import RunFolder, check_writable
+from ctta_bench.record.folder import RunFolder, check_writable
+from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
 
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
 

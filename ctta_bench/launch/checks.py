@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from ctta_bench.building import source_images
-from ctta_bench.config import Cell
+from ctta_bench.config.cell import Cell
 from ctta_bench.errors import CttaBenchError
 from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.run.open import source_images
 
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from ctta_bench.errors import RunError
 from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.launch.scheduler import requeue, state_of
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 
 LAST_LINES = 20  # of what a process printed, kept in the log of the cell that it died in
 IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them

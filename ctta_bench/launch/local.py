@@ -13,7 +13,7 @@ from typing import Any
 
 from ctta_bench.launch.job import Job
 from ctta_bench.launch.plan import Launch
-from ctta_bench.locks import is_dead
+from ctta_bench.record.owner import is_dead
 
 POLL_SECONDS = 0.2
 FOREVER_MINUTES = 60 * 24 * 365  # submitit gives local jobs two minutes

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from ctta_bench.config import identity
+from ctta_bench.config.cell import identity
 from ctta_bench.errors import RunError
-from ctta_bench.locks import OWNER_FILE, is_held
-from ctta_bench.record import read_record
+from ctta_bench.record.folder import read_record
+from ctta_bench.record.owner import OWNER_FILE, is_held
 
 _DEPTH = 3
 _TIMES = ("seconds", "images_per_second", "peak_memory_mb")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config import CellRequest, resolve
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.launch.steps import Step
-from ctta_bench.locks import this_process
-from ctta_bench.record import atomic, timestamp, write_json
-from ctta_bench.validation import validate
+from ctta_bench.record.folder import atomic, timestamp, write_json
+from ctta_bench.record.owner import this_process
 
 FOLDER = ".launch"
 INTERRUPTED = 75  # exit code of a worker after a checkpoint (EX_TEMPFAIL)

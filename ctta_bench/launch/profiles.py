@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from ctta_bench.config.validation import validate
+from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError
-from ctta_bench.validation import validate
-from ctta_bench.yaml_files import read_yaml
 
 # One line of printable text: a line break would end the line of a job script that holds it.
 Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]

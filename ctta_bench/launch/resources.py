@@ -3,8 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from ctta_bench.environment import usable_cores
 from ctta_bench.errors import ConfigError
+from ctta_bench.run.environment import usable_cores
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.checkpoint import DEFAULT_INTERVAL, parse_interval
-from ctta_bench.config import Cell
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import Cell
 from ctta_bench.errors import CttaBenchError, RunError
-from ctta_bench.export import check_kept
 from ctta_bench.launch.steps import Outcome, Step, lay_down, schedule
-from ctta_bench.locks import BusyError
-from ctta_bench.loggers import Logger
-from ctta_bench.preparation import run_warmup
-from ctta_bench.probing import check_probed
-from ctta_bench.record import RunFolder, check_writable
+from ctta_bench.record.folder import RunFolder, check_writable
+from ctta_bench.record.owner import BusyError
+from ctta_bench.run.checkpoint import DEFAULT_INTERVAL, parse_interval
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.export import check_kept
+from ctta_bench.run.loggers import Logger
+from ctta_bench.run.probe import check_probed
+from ctta_bench.run.warmups import run_warmup
 
 
 def run_grid(

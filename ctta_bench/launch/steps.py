@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config import Cell
-from ctta_bench.record import RunFolder
+from ctta_bench.config.cell import Cell
+from ctta_bench.record.folder import RunFolder
 
 
 @dataclass

@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.checkpoint import STOP_SIGNALS
-from ctta_bench.environment import default_device
 from ctta_bench.errors import CttaBenchError
 from ctta_bench.launch.plan import INTERRUPTED, Journal, Launch, read_step
 from ctta_bench.launch.running import run_step
 from ctta_bench.launch.steps import Step
-from ctta_bench.locks import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
-from ctta_bench.loggers import Logger, make_loggers
+from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
 from ctta_bench.registry import load_plugin
+from ctta_bench.run.checkpoint import STOP_SIGNALS
+from ctta_bench.run.environment import default_device
+from ctta_bench.run.loggers import Logger, make_loggers
 from ctta_bench.source_models.shared import sharing_models
 
 # Once nothing else is left to do, cells of others are looked at again: an owner that died is so by

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_backward_flop, sdpa_flop
 
-from ctta_bench.environment import environment
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene
 from ctta_bench.measuring.subjects import Plain, Steps
 from ctta_bench.measuring.timing import Spread, clock, ratios, take_turns
+from ctta_bench.run.environment import environment
 
 SCHEMA_VERSION = 1
 KIND = "cost"

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctta_bench.building import source_data
-from ctta_bench.environment import usable_cores
+from ctta_bench.config.presets import preset_values
+from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method, Precision
+from ctta_bench.method.warmup import RANDOM_STATE
 from ctta_bench.model import SourceModel
-from ctta_bench.presets import preset_values
 from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.run.environment import usable_cores
+from ctta_bench.run.open import source_data
 from ctta_bench.source_models.preprocessing import recorded_preprocessing
 from ctta_bench.source_models.pretrained import build, load_source_model, resize_input
 from ctta_bench.stream import (
@@ -28,8 +30,6 @@ from ctta_bench.stream import (
     as_input,
     batch_domains,
 )
-from ctta_bench.validation import validate
-from ctta_bench.warmup import RANDOM_STATE
 
 SOURCE_IMAGES = 16  # random ones: how many statistics are made of does not matter to a step
 BATCHES = 4  # that are seen over and over

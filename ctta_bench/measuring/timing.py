@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ctta_bench.garbage import keep_freed_memory, uncollected
+from ctta_bench.record.bulk import uncollected
+from ctta_bench.run.allocator import keep_freed_memory
 
 Work = Callable[[], object]
 

@@ -13,6 +13,11 @@ from torch import Tensor
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
+from ctta_bench.method.updates import (
+    soft_cross_entropy,
+    stochastic_restore,
+    symmetric_cross_entropy,
+)
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.augment import random_view
 from ctta_bench.parts.scales import (
@@ -24,11 +29,6 @@ from ctta_bench.parts.scales import (
     scaled_size,
     seen_over,
     where_sure,
-)
-from ctta_bench.parts.updates import (
-    soft_cross_entropy,
-    stochastic_restore,
-    symmetric_cross_entropy,
 )
 
 IMAGES_PER_PASS = 64  # views of small batches go through a network together

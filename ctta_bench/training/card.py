@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctta_bench import __version__
 from ctta_bench.model import SourceModel
-from ctta_bench.record import atomic, timestamp, write_json
+from ctta_bench.record.folder import atomic, timestamp, write_json
 from ctta_bench.source_models.weights import RECORD
 
 TITLES = {"accuracy": "accuracy", "miou": "mIoU"}

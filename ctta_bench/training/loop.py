@@ -20,11 +20,11 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
-from ctta_bench.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.errors import ConfigError, RunError
-from ctta_bench.garbage import keep_freed_memory
 from ctta_bench.model import SourceModel
-from ctta_bench.record import atomic, check_writable
+from ctta_bench.record.folder import atomic, check_writable
+from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.stream import MapSet
 from ctta_bench.training.batches import TrainingBatches
 from ctta_bench.training.card import write_model

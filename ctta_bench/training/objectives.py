@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate, one_hot
 
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.map_metrics import IGNORED, MiouScorer, domain_metrics
 from ctta_bench.model import SourceModel
+from ctta_bench.scoring.segmentation import IGNORED, MiouScorer, domain_metrics
 from ctta_bench.stream import ImageSet, MapSet, as_input, labels_of
 from ctta_bench.training.recipes import Recipe
 

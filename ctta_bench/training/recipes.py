@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ctta_bench.config.validation import validate
+from ctta_bench.config.yaml import parse_yaml
 from ctta_bench.registry import canonical
-from ctta_bench.validation import validate
-from ctta_bench.yaml_files import parse_yaml
 
 
 class Recipe(BaseModel):

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from ctta_bench.config.presets import read_tuned
 from ctta_bench.errors import RunError
-from ctta_bench.presets import read_tuned
-from ctta_bench.record import RunFolder, atomic
+from ctta_bench.record.folder import RunFolder, atomic
 from ctta_bench.tuning.plan import Plan, Values
 from ctta_bench.tuning.trials import Trial, published
 

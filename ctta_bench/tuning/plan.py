@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.validation import validate
 
 Values = dict[str, Any]
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ctta_bench.config.experiment import Experiment, MethodEntry
+from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import Experiment, MethodEntry
-from ctta_bench.presets import preset_values, presets_of
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.tuning.plan import Plan, Values
 

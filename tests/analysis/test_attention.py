@@ -7,7 +7,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from ctta_bench.analysis.attention import (
+from ctta_bench.analysis.kept_models.attention import (
     RolloutSettings,
     attention_maps,
     matrices_kept,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from ctta_bench.analysis.by_setting import setting_tables
-from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.by_setting import setting_tables
 
 
 @pytest.fixture

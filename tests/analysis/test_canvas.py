@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from ctta_bench.analysis import canvas as canvas_module
-from ctta_bench.analysis.canvas import COLUMN_WIDTHS, SCREEN, Canvas
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.plots import bar_figure, stream_figure
-from ctta_bench.analysis.radar import settings_figure
-from ctta_bench.analysis.ranks import all_ranks, rank_figure
-from ctta_bench.analysis.round_curves import round_figure
-from ctta_bench.analysis.sweeps import sweep_figure, sweeps
-from ctta_bench.analysis.tradeoff import tradeoff_figure
+from ctta_bench.analysis.figure import canvas as canvas_module
+from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas
+from ctta_bench.analysis.figure.plots import bar_figure, stream_figure
+from ctta_bench.analysis.figures.rounds import round_figure
+from ctta_bench.analysis.figures.sweeps import sweep_figure, sweeps
+from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
+from ctta_bench.analysis.paper.radar import settings_figure
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.ranks import all_ranks, rank_figure
 from ctta_bench.errors import ConfigError
 
 SMALLEST = 6.0  # points that are still read in print
@@ -58,13 +58,13 @@ def draw(name, runs, tmp_path, monkeypatch, canvas):
 
 
 DRAWN_IN = {
-    "bars": "ctta_bench.analysis.plots.save_figure",
-    "stream": "ctta_bench.analysis.plots.save_figure",
-    "rounds": "ctta_bench.analysis.round_curves.save_figure",
-    "tradeoff": "ctta_bench.analysis.tradeoff.save_figure",
-    "settings": "ctta_bench.analysis.radar.save_figure",
-    "ranks": "ctta_bench.analysis.ranks.save_figure",
-    "sweep": "ctta_bench.analysis.sweeps.save_figure",
+    "bars": "ctta_bench.analysis.figure.plots.save_figure",
+    "stream": "ctta_bench.analysis.figure.plots.save_figure",
+    "rounds": "ctta_bench.analysis.figures.rounds.save_figure",
+    "tradeoff": "ctta_bench.analysis.figures.tradeoff.save_figure",
+    "settings": "ctta_bench.analysis.paper.radar.save_figure",
+    "ranks": "ctta_bench.analysis.tables.ranks.save_figure",
+    "sweep": "ctta_bench.analysis.figures.sweeps.save_figure",
 }
 
 

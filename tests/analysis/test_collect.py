@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import yaml
 
-from ctta_bench.analysis.cells import normalisation_text
-from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load
-from ctta_bench.analysis.folders import read_cell
+from ctta_bench.analysis.read.cells import normalisation_text
+from ctta_bench.analysis.read.collect import RESULT_COLUMNS, batches, load
+from ctta_bench.analysis.read.folders import read_cell
 from ctta_bench.errors import RunError
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from ctta_bench.analysis import collect
-from ctta_bench.analysis.cells import read_folder
-from ctta_bench.analysis.collect import load
+from ctta_bench.analysis.read import collect
+from ctta_bench.analysis.read.cells import read_folder
+from ctta_bench.analysis.read.collect import load
 
 DOMAINS = {f"domain_{number:02d}": 0.01 * number for number in range(15)}
 CALLS = 1200  # of functions, for a cell of fifteen domains

@@ -4,22 +4,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.calibration import calibration_table
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.forgetting import forgetting_table
-from ctta_bench.analysis.order_sensitivity import order_of, order_tables
-from ctta_bench.analysis.pairs import pair_table
-from ctta_bench.analysis.protocol import protocol_table, seed_table
-from ctta_bench.analysis.ranks import (
+from ctta_bench.analysis.figures.rounds import round_figure
+from ctta_bench.analysis.figures.tradeoff import on_front, tradeoff_figure
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.calibration import calibration_table
+from ctta_bench.analysis.tables.forgetting import forgetting_table
+from ctta_bench.analysis.tables.order_sensitivity import order_of, order_tables
+from ctta_bench.analysis.tables.pairs import pair_table
+from ctta_bench.analysis.tables.protocol import protocol_table, seed_table
+from ctta_bench.analysis.tables.ranks import (
     all_ranks,
     critical_difference,
     rank_figure,
     rank_table,
     ranks_of,
 )
-from ctta_bench.analysis.round_curves import round_figure
-from ctta_bench.analysis.stability import stability_table
-from ctta_bench.analysis.tradeoff import on_front, tradeoff_figure
+from ctta_bench.analysis.tables.stability import stability_table
 
 FIVE = ["a", "b", "c", "d", "e"]
 

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.costs import cost_table
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.cost import cost_table
 
 RATES = {"noise": 0.2, "blur": 0.4}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ctta_bench.analysis.geometry import (
+from ctta_bench.analysis.kept_models.geometry import (
     compare,
     compare_layers,
     hyperspherical_energy,

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ctta_bench.analysis import plots
-from ctta_bench.analysis.collect import batches, load
-from ctta_bench.analysis.folders import SCHEMA_VERSION
-from ctta_bench.analysis.report import write_report
-from ctta_bench.analysis.severities import severity_tables
-from ctta_bench.analysis.tables import main_table
+from ctta_bench.analysis.figure import plots
+from ctta_bench.analysis.read.collect import batches, load
+from ctta_bench.analysis.read.folders import SCHEMA_VERSION
+from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.tables.main import main_table
+from ctta_bench.analysis.tables.severities import severity_tables
 from ctta_bench.cli import app
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}

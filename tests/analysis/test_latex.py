@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from ctta_bench.analysis.quoted import quoted_tables
-from ctta_bench.analysis.report import write_report
+from ctta_bench.analysis.paper.quoted import quoted_tables
+from ctta_bench.analysis.report.write import write_report
 from tests.analysis.street_cells import row, write_street_cell
 from tests.analysis.test_looking import keep, network
 

@@ -7,17 +7,17 @@ import pandas as pd
 import pytest
 from safetensors.numpy import save_file
 
-from ctta_bench.analysis.attention_report import AttentionGrid, Picture, attention_figure
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.components import named
-from ctta_bench.analysis.geometry import compare, source_layer
-from ctta_bench.analysis.geometry_report import minmax_figure, raw_figure, scaled_bars
-from ctta_bench.analysis.geometry_runs import read_geometry
-from ctta_bench.analysis.geometry_table import CIRCULAR, geometry_table
-from ctta_bench.analysis.kept import kept_models, linear_layers
-from ctta_bench.analysis.looks import looks
-from ctta_bench.analysis.radar import settings_figure
-from ctta_bench.analysis.report import write_report
+from ctta_bench.analysis.figures.attention import AttentionGrid, Picture, attention_figure
+from ctta_bench.analysis.figures.geometry import minmax_figure, raw_figure, scaled_bars
+from ctta_bench.analysis.kept_models.geometry import compare, source_layer
+from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
+from ctta_bench.analysis.kept_models.stored import kept_models, linear_layers
+from ctta_bench.analysis.paper.components import named
+from ctta_bench.analysis.paper.radar import settings_figure
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.kept_models import looks
+from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.tables.geometry import CIRCULAR, geometry_table
 from ctta_bench.errors import RunError
 
 RATES = {"gaussian_noise": 0.6, "fog": 0.4}
@@ -142,7 +142,7 @@ def test_a_control_is_also_measured_at_the_size_of_paid_s_change(runs):
 
 
 def linear_layers_of(tensors):
-    from ctta_bench.analysis.kept import split_layers
+    from ctta_bench.analysis.kept_models.stored import split_layers
 
     return dict(split_layers(tensors))
 
@@ -182,7 +182,7 @@ def test_bars_run_from_0_to_1_and_the_raw_values_are_kept(runs, tmp_path):
 def test_a_figure_says_in_itself_what_follows_from_construction(runs, monkeypatch, draw):
     drawn = []
     monkeypatch.setattr(
-        "ctta_bench.analysis.geometry_report.save_figure", lambda figure, *_: drawn.append(figure)
+        "ctta_bench.analysis.figures.geometry.save_figure", lambda figure, *_: drawn.append(figure)
     )
     draw(read_geometry(runs)[0][0], runs / "figure")
     caption = drawn[0].get_supxlabel().replace("\n", " ")

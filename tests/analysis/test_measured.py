@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ctta_bench.analysis.measured import find_records, measured_table
-from ctta_bench.analysis.report import write_report
+from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.errors import RunError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ctta_bench.analysis
-from ctta_bench.analysis import collect
+from ctta_bench.analysis.read import collect
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOK = json.loads((DOCS / "analysis.ipynb").read_text("utf-8"))

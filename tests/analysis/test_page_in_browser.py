@@ -6,7 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.report import write_report
+from ctta_bench.analysis.report.write import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDED = bool(os.environ.get("CTTA_NEEDS_BROWSER"))

@@ -5,15 +5,15 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from ctta_bench.analysis.classes import class_figure, class_tables
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.palette import CITYSCAPES, colours_of
-from ctta_bench.analysis.paper import paper_numbers, paper_table, with_paper
-from ctta_bench.analysis.pictures import _width, picture_figures
-from ctta_bench.analysis.report import write_report
-from ctta_bench.analysis.tables import main_table
-from ctta_bench.datasets.street_classes import CLASSES as STREET_CLASSES
-from ctta_bench.datasets.street_classes import PALETTE
+from ctta_bench.analysis.figure.palette import CITYSCAPES, colours_of
+from ctta_bench.analysis.figures.pictures import _width, picture_figures
+from ctta_bench.analysis.paper.printed import paper_numbers, paper_table, with_paper
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.tables.classes import class_figure, class_tables
+from ctta_bench.analysis.tables.main import main_table
+from ctta_bench.datasets.io.street_classes import CLASSES as STREET_CLASSES
+from ctta_bench.datasets.io.street_classes import PALETTE
 from ctta_bench.errors import ConfigError
 from tests.analysis.street_cells import CLASSES, IGNORE, row, write_street_cell
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ctta_bench.analysis.quoted import quoted_tables
+from ctta_bench.analysis.paper.quoted import quoted_tables
 from ctta_bench.cli import app
 
 # Printed mean and the mean of the printed cells, where rounding cannot explain the difference.

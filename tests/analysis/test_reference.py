@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import ctta_bench.analysis
-from ctta_bench.experiment import load_experiment
+from ctta_bench.config.experiment import load_experiment
 
 FOLDER = Path(ctta_bench.analysis.__file__).parent / "reference"
 

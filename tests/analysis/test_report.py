@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.collect import RESULT_COLUMNS, batches, load
-from ctta_bench.analysis.plots import bar_figure, stream_figure
-from ctta_bench.analysis.report import write_report
+from ctta_bench.analysis.figure.plots import bar_figure, stream_figure
+from ctta_bench.analysis.read.collect import RESULT_COLUMNS, batches, load
+from ctta_bench.analysis.report.write import write_report
 from ctta_bench.errors import RunError
 
 SOURCE = {"gaussian_noise": 0.6, "fog": 0.4}
@@ -90,7 +90,7 @@ def test_the_same_runs_give_the_same_bytes(own_report, runs_dir):
 
 def test_a_failed_report_leaves_the_old_one_and_no_draft(own_report, runs_dir, monkeypatch):
     before = own_report.page.read_bytes()
-    monkeypatch.setattr("ctta_bench.analysis.report.render", lambda *_: 1 / 0)
+    monkeypatch.setattr("ctta_bench.analysis.report.write.render", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(runs_dir)
     assert own_report.page.read_bytes() == before

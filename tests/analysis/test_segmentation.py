@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.measure import METRICS
-from ctta_bench.analysis.report import write_report
-from ctta_bench.analysis.statistics import paired_bootstrap
-from ctta_bench.analysis.tables import main_table, round_table, significance_table
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.read.measure import METRICS
+from ctta_bench.analysis.read.statistics import paired_bootstrap
+from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.tables.main import main_table, round_table, significance_table
 from ctta_bench.errors import RunError
 from tests.analysis.street_cells import IGNORE, row, scores, write_street_cell
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ctta_bench.analysis.statistics import holm, paired_bootstrap
+from ctta_bench.analysis.read.statistics import holm, paired_bootstrap
 from ctta_bench.errors import RunError
 
 RATES = {"gaussian_noise": 0.5, "fog": 0.3}

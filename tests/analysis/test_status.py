@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ctta_bench.analysis.status import status
+from ctta_bench.analysis.read.status import status
 from ctta_bench.errors import RunError
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from ctta_bench.analysis.canvas import SCREEN
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.sweeps import batch_size_sweeps, sweep_figure, sweeps
-from ctta_bench.analysis.tables import main_table
+from ctta_bench.analysis.figure.canvas import SCREEN
+from ctta_bench.analysis.figures.sweeps import batch_size_sweeps, sweep_figure, sweeps
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.tables.main import main_table
 
 
 def only_group(runs_dir):

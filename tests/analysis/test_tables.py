@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from ctta_bench.analysis.collect import load
-from ctta_bench.analysis.rows import short_names
-from ctta_bench.analysis.table import Entry, Table
-from ctta_bench.analysis.tables import main_table, round_table, significance_table, tables
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.table.rows import short_names
+from ctta_bench.analysis.table.table import Entry, Table
+from ctta_bench.analysis.tables.main import main_table, round_table, significance_table, tables
 
 SOURCE = {"gaussian_noise": 0.6, "fog": 0.4}
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}

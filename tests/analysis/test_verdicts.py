@@ -5,9 +5,15 @@ import json
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.verdicts import parity_words, verdicts
+from ctta_bench.analysis.paper.verdicts import parity_words, verdicts
+from ctta_bench.authoring.parity import (
+    Verdict,
+    collect,
+    repository_cases,
+    translate,
+    write_verdicts,
+)
 from ctta_bench.cli.reporting import _describe_methods
-from ctta_bench.parity import Verdict, collect, repository_cases, translate, write_verdicts
 from ctta_bench.registry import METHODS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ctta_bench.datasets.imagenet import synsets
+from ctta_bench.datasets.io.imagenet import synsets
 from ctta_bench.registry import load_plugin
 
 SIDE = 8

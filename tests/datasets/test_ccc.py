@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctta_bench.config.validation import validate
 from ctta_bench.datasets import ccc
 from ctta_bench.datasets.ccc import CCC
 from ctta_bench.errors import DataError
 from ctta_bench.stream import Stream, batch_domains
-from ctta_bench.validation import validate
 from tests.datasets.layouts import SIDE, colour, picture
 
 NAMES = ["baseline_20_transition+speed_1000_seed_43", "baseline_20_transition+speed_2000_seed_44"]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctta_bench.config.validation import validate
 from ctta_bench.datasets.cifar_c import Cifar10C, Cifar100C, CifarC, mapped
-from ctta_bench.datasets.corruptions import CORRUPTIONS
-from ctta_bench.datasets.python_batches import read_batch
+from ctta_bench.datasets.io.python_batches import read_batch
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.stream import Stream, batch_domains
-from ctta_bench.validation import validate
 from tests.datasets.layouts import cifar_batch, cifar_c
 
 N = 12  # images a severity

@@ -15,10 +15,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.datasets.label_files import TRAIN_IDS, read_map
-from ctta_bench.datasets.street_classes import CLASSES, PALETTE
-from ctta_bench.datasets.street_files import resized
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.datasets.io.label_files import TRAIN_IDS, read_map
+from ctta_bench.datasets.io.street_classes import CLASSES, PALETTE
+from ctta_bench.datasets.io.street_files import resized
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.registry import BENCHMARKS, load_plugin
 from ctta_bench.stream import MapSet, Stream, batch_domains
@@ -310,7 +310,9 @@ def test_wrong_label_files_are_named_by_the_run_and_by_data_check(
 ) -> None:
     file = spoil(tree)
     monkeypatch.chdir(tree)
-    monkeypatch.setattr("ctta_bench.engine.usable_cores", lambda: 0)  # no processes for 12 files
+    monkeypatch.setattr(
+        "ctta_bench.run.engine.usable_cores", lambda: 0
+    )  # no processes for 12 files
     options = ["--data-root", str(tree), "--set", "scale=[32, 57]", "--workers", "0"]
     model = ["--plugin", "tests.toy_maps", "--model", "toy_streets"]
     for call in (["data", "check", *options], ["run", "source", *options, *model]):

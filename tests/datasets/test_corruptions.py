@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from ctta_bench.datasets import corruptions
-from ctta_bench.datasets.corruptions import (
+from ctta_bench.datasets.making import corruptions
+from ctta_bench.datasets.making.corruptions import (
     CORRUPTIONS,
     HOLD_OUT,
     PARAMETERS,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from ctta_bench.datasets import decoded
-from ctta_bench.datasets.decoded import DecodedImages
-from ctta_bench.datasets.decoding import Geometry
-from ctta_bench.datasets.file_images import FileImages
+from ctta_bench.datasets.io import decoded
+from ctta_bench.datasets.io.decoded import DecodedImages
+from ctta_bench.datasets.io.decoding import Geometry
+from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.errors import DataError
 
 COUNT = 10
@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_sentence(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ctta_bench.datasets.decoded.os.fsync", full)
+    monkeypatch.setattr("ctta_bench.datasets.io.decoded.os.fsync", full)
     with pytest.raises(DataError, match="the disk is full"):
         fill(DecodedImages(files, tmp_path / "cache"))
     monkeypatch.undo()

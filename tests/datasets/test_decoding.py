@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from ctta_bench.datasets.decoding import Geometry, decode
+from ctta_bench.datasets.io.decoding import Geometry, decode
 from ctta_bench.errors import DataError
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ctta_bench.datasets.cache import SHARD, CorruptedCache, padded
-from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
 from ctta_bench.datasets.fashion import EMBEDDED, FashionC, FashionSettings
+from ctta_bench.datasets.making.cache import SHARD, CorruptedCache, padded
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
 from ctta_bench.errors import ConfigError
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import as_input

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctta_bench.datasets import fetch as module
-from ctta_bench.datasets.fetch import Remote, fetch
+from ctta_bench.datasets.fetching import fetch as module
+from ctta_bench.datasets.fetching.fetch import Remote, fetch
 from ctta_bench.errors import DataError
 from tests.datasets.local_server import Behaviour, local_server
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from ctta_bench.datasets.clean import clean_images, open_clean
-from ctta_bench.datasets.decoding import Geometry
-from ctta_bench.datasets.flat_val import flat_classes
-from ctta_bench.datasets.image_lists import ROBUSTBENCH, read_list
-from ctta_bench.datasets.imagenet import synsets
+from ctta_bench.config.validation import validate
 from ctta_bench.datasets.imagenet_c import ImageNetC
+from ctta_bench.datasets.io.decoding import Geometry
+from ctta_bench.datasets.io.flat_val import flat_classes
+from ctta_bench.datasets.io.image_lists import ROBUSTBENCH, read_list
+from ctta_bench.datasets.io.imagenet import synsets
+from ctta_bench.datasets.making.clean import clean_images, open_clean
 from ctta_bench.errors import DataError
-from ctta_bench.validation import validate
 from tests.datasets.layouts import SIDE, colour, picture, synset_tree
 
 # Twelve images whose classes the list tells, in the order of their numbers.

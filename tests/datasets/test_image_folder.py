@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-from ctta_bench.config import CellRequest, resolve
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.datasets.image_folder import FolderSettings, ImageFolder
-from ctta_bench.engine import run_cell
 from ctta_bench.errors import DataError
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
 
 pytestmark = pytest.mark.usefixtures("toy")
 FILES = [

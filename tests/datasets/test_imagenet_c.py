@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import yaml
 
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.datasets import image_lists
-from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
-from ctta_bench.datasets.image_lists import ROBUSTBENCH, read_list
-from ctta_bench.datasets.imagenet import positions, synsets
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.config.validation import validate
 from ctta_bench.datasets.imagenet_c import CORRUPTIONS_3D, ImageNet3DCC, ImageNetC
-from ctta_bench.engine import run_cell
+from ctta_bench.datasets.io import image_lists
+from ctta_bench.datasets.io.image_lists import ROBUSTBENCH, read_list
+from ctta_bench.datasets.io.imagenet import positions, synsets
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import ConfigError, CttaBenchError, DataError
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
 from ctta_bench.stream import batch_domains
-from ctta_bench.validation import validate
 from tests.datasets.layouts import SIDE, load_class_reader, picture, synset_tree, val
 
 # Four classes that are not the first ones, with their files: numbers run across the classes.

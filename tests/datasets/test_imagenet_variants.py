@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ctta_bench import api
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.datasets.imagenet import positions, synsets
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.config.validation import validate
+from ctta_bench.datasets.io.imagenet import positions, synsets
 from ctta_bench.errors import DataError
 from ctta_bench.model import SourceModel
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, MODELS
-from ctta_bench.validation import validate
+from ctta_bench.run.engine import run_cell
 from tests.datasets.layouts import SIDE, load_class_reader, picture, synset_tree
 
 FOLDERS = {

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ctta_bench.datasets import making as module
-from ctta_bench.datasets.clean import CleanArray, CleanFolder, clean_images, open_clean
-from ctta_bench.datasets.corruptions import CORRUPTIONS, corrupt
-from ctta_bench.datasets.decoding import Geometry
-from ctta_bench.datasets.files import digest_of
-from ctta_bench.datasets.manifest import footnote, read_manifest
-from ctta_bench.datasets.roots import provenance
-from ctta_bench.datasets.self_made import Wish, make_benchmark
-from ctta_bench.datasets.shards import Recipe
+from ctta_bench.datasets.io.decoding import Geometry
+from ctta_bench.datasets.io.files import digest_of
+from ctta_bench.datasets.io.roots import provenance
+from ctta_bench.datasets.making import corrupted_sets as module
+from ctta_bench.datasets.making.clean import CleanArray, CleanFolder, clean_images, open_clean
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, corrupt
+from ctta_bench.datasets.making.manifest import footnote, read_manifest
+from ctta_bench.datasets.making.self_made import Wish, make_benchmark
+from ctta_bench.datasets.making.shards import Recipe
 from ctta_bench.errors import ConfigError, DataError
 
 CIFAR = Recipe("arrays", "cifar", seed=3)
@@ -273,7 +273,7 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
 
 
 def test_cifar_sets_are_made_of_cifars_own_test_images_by_default(tmp_path: Path) -> None:
-    from ctta_bench.datasets.pickled_batches import pickled_batch
+    from ctta_bench.datasets.rehearsal.pickled_batches import pickled_batch
 
     rng = np.random.RandomState(2)
     images = rng.randint(0, 255, (3, 32, 32, 3), dtype=np.uint8)
@@ -365,7 +365,7 @@ def test_the_fifteen_are_made_by_default_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_workers_do_without_torch(clean: CleanArray, tmp_path: Path) -> None:
-    code = "import sys, ctta_bench.datasets.shards; print('torch' in sys.modules)"
+    code = "import sys, ctta_bench.datasets.making.shards; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
 

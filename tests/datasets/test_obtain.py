@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctta_bench.datasets import obtain as module
-from ctta_bench.datasets.files import digest_of, locked
-from ctta_bench.datasets.manifest import new_manifest, write_manifest
-from ctta_bench.datasets.obtain import missing, obtain
-from ctta_bench.datasets.sources import Archive, by_hand_sentence, find_source, sources
+from ctta_bench.datasets.fetching import obtain as module
+from ctta_bench.datasets.fetching.obtain import missing, obtain
+from ctta_bench.datasets.fetching.sources import Archive, by_hand_sentence, find_source, sources
+from ctta_bench.datasets.io.files import digest_of, locked
+from ctta_bench.datasets.making.manifest import new_manifest, write_manifest
 from ctta_bench.errors import ConfigError, DataError
 from tests.datasets.local_server import Behaviour, local_server
 
@@ -208,7 +208,7 @@ def test_an_interrupted_unpacking_starts_anew_from_the_archive(
 
 def test_two_processes_do_not_fetch_the_same_file(weather: Archive, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ctta_bench.datasets.files import locked\n"
+        "import sys; from pathlib import Path; from ctta_bench.datasets.io.files import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     call = [sys.executable, "-c", code, str(tmp_path / "downloads" / "weather.tar")]
@@ -268,7 +268,7 @@ def test_the_source_sets_are_those_that_torchvision_knows(name: str) -> None:
 
 
 def test_the_archives_of_imagenet_c_hold_the_nineteen_corruptions() -> None:
-    from ctta_bench.datasets.corruptions import CORRUPTIONS, HOLD_OUT
+    from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 
     source = find_source("imagenet_c")
     default = [name for archive in source.chosen(()) for name in archive.provides]

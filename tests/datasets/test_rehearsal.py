@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ctta_bench.datasets import rehearsal as module
-from ctta_bench.datasets.corruptions import CORRUPTIONS
-from ctta_bench.datasets.imagenet import synsets
+from ctta_bench.datasets.fetching.verify import Finding, verify
 from ctta_bench.datasets.imagenet_c import CORRUPTIONS_3D
-from ctta_bench.datasets.pickled_batches import pickled_batch
-from ctta_bench.datasets.rehearsal import embedded, rehearse
-from ctta_bench.datasets.rehearsal_model import Network, fit_head, write_rehearsal_model
-from ctta_bench.datasets.rehearsal_photos import SHARED, SYNSETS
-from ctta_bench.datasets.roots import provenance
-from ctta_bench.datasets.verify import Finding, verify
+from ctta_bench.datasets.io.imagenet import synsets
+from ctta_bench.datasets.io.roots import provenance
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS
+from ctta_bench.datasets.rehearsal import benchmarks as module
+from ctta_bench.datasets.rehearsal.benchmarks import embedded, rehearse
+from ctta_bench.datasets.rehearsal.model import Network, fit_head, write_rehearsal_model
+from ctta_bench.datasets.rehearsal.photos import SHARED, SYNSETS
+from ctta_bench.datasets.rehearsal.pickled_batches import pickled_batch
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.registry import BENCHMARKS
 

@@ -8,14 +8,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.datasets.known import known_data
-from ctta_bench.datasets.rehearsal import rehearse
-from ctta_bench.datasets.verify import verify
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import CellRequest, resolve
+from ctta_bench.datasets.fetching.known import known_data
+from ctta_bench.datasets.fetching.verify import verify
+from ctta_bench.datasets.rehearsal.benchmarks import rehearse
 from ctta_bench.errors import DataError
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
+from ctta_bench.run.engine import run_cell
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
+from ctta_bench.config.validation import validate
 from ctta_bench.datasets import streets_acdc
-from ctta_bench.datasets.street_classes import CLASSES
+from ctta_bench.datasets.io.street_classes import CLASSES
 from ctta_bench.datasets.streets_acdc import (
     SETS,
     KeptStreets,
@@ -23,7 +24,6 @@ from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Batch, MapSet, Stream, batch_domains
 from ctta_bench.training.recipes import recipe_for
-from ctta_bench.validation import validate
 
 
 def first_batches(workers: int) -> list[Batch]:

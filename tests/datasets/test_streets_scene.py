@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ctta_bench.datasets.street_classes import CLASSES
-from ctta_bench.datasets.streets_scene import Scene, make_scene
-from ctta_bench.datasets.streets_scene_canvas import (
+from ctta_bench.datasets.io.street_classes import CLASSES
+from ctta_bench.datasets.streets.canvas import (
     DEPTH,
     FAR,
     HEIGHT,
@@ -18,6 +17,7 @@ from ctta_bench.datasets.streets_scene_canvas import (
     noise_tile,
     side,
 )
+from ctta_bench.datasets.streets.scene import Scene, make_scene
 
 CAMERA = Camera(focal=500.0, u=256.0, v=100.0, height=1.5)
 ROAD, SKY, CAR = (CLASSES.index(name) for name in ("road", "sky", "car"))

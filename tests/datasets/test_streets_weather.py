@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from ctta_bench.datasets.street_classes import CLASSES
-from ctta_bench.datasets.streets_scene import Scene, make_scene
-from ctta_bench.datasets.streets_scene_canvas import LIGHTS, Camera
-from ctta_bench.datasets.streets_weather import (
+from ctta_bench.datasets.io.street_classes import CLASSES
+from ctta_bench.datasets.streets.canvas import LIGHTS, Camera
+from ctta_bench.datasets.streets.scene import Scene, make_scene
+from ctta_bench.datasets.streets.weather import (
     HELD_OUT,
     WEATHER,
     _mirror,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ctta_bench.datasets.files import TreeDigest, digest_of
-from ctta_bench.datasets.unpack import unpack
+from ctta_bench.datasets.fetching.unpack import unpack
+from ctta_bench.datasets.io.files import TreeDigest, digest_of
 from ctta_bench.errors import DataError
 
 FILES = {

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from ctta_bench import board as module
-from ctta_bench.board import board, counts
+from ctta_bench.launch import status as module
 from ctta_bench.launch.plan import Launch
+from ctta_bench.launch.status import board, counts
 from tests.launch.conftest import LINE, RESULT, Make
 from tests.launches import call
 

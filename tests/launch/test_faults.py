@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from ctta_bench.config import CellRequest, resolve
-from ctta_bench.engine import run_cell
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.launch.plan import Launch, launches
-from ctta_bench.loggers import Logger
-from ctta_bench.record import RunFolder
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
+from ctta_bench.run.loggers import Logger
 from tests.launches import PLUGINS, batches, call, grid, slow, start, states, until, without_times
 from tests.launches import write_grid as write
 

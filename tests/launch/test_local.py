@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from ctta_bench.config.experiment import expand, load_experiment
 from ctta_bench.errors import ConfigError
-from ctta_bench.experiment import expand, load_experiment
 from ctta_bench.launch.begin import select
 from ctta_bench.launch.resources import share_out
 from ctta_bench.launch.steps import schedule

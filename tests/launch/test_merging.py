@@ -8,7 +8,7 @@ import pytest
 
 from ctta_bench.errors import RunError
 from ctta_bench.launch.merging import compare, merge_into
-from ctta_bench.locks import OWNER_FILE, this_process
+from ctta_bench.record.owner import OWNER_FILE, this_process
 from tests.launch.conftest import RESULT, Make
 from tests.launches import call
 

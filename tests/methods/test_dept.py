@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ctta_bench.authoring.parity import Play, collect, play
 from ctta_bench.errors import MethodError
 from ctta_bench.methods import dept
 from ctta_bench.model import SourceModel
-from ctta_bench.parity import Play, collect, play
 from ctta_bench.parts import image_views, memory
 from ctta_bench.parts import prompts as prompt_losses
 from ctta_bench.registry import METHODS

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ctta_bench.analysis.geometry import compare, source_layer
-from ctta_bench.analysis.kept import split_layers
+from ctta_bench.analysis.kept_models.geometry import compare, source_layer
+from ctta_bench.analysis.kept_models.stored import split_layers
 from ctta_bench.errors import MethodError
-from ctta_bench.export import plain_state
+from ctta_bench.run.export import plain_state
 from tests.methods import build, pictures, source_images
 
 FAST = {"warmup_epochs": 2, "warmup_batch_size": 8, "warmup_lr": 1e-2}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ctta_bench.analysis.geometry import compare_layers, pooled, source_layer
+from ctta_bench.analysis.kept_models.geometry import compare_layers, pooled, source_layer
+from ctta_bench.config.presets import preset_values
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.injection import merge
-from ctta_bench.presets import preset_values
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, source_images, tensors, toy
 

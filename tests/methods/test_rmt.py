@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy, normalize
 
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.method import Method
+from ctta_bench.method.warmup import warmup_rate
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.contrast import contrastive_loss, nearest, projector
 from ctta_bench.parts.replay import Replay
 from ctta_bench.registry import METHODS
-from ctta_bench.warmup import warmup_rate
 from tests.methods import (
     build,
     changed,

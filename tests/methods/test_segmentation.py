@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from ctta_bench.authoring.compatibility import pair
+from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.pairing import pair
 from ctta_bench.parts.dropping import dropouts_of
 from ctta_bench.parts.masked_maps import by_group, of_places, whole_groups
 from ctta_bench.parts.moments import place_statistics
 from ctta_bench.parts.prefix_prompts import among_prompts
-from ctta_bench.presets import preset_values, presets_of
 from ctta_bench.registry import METHODS, MODELS
 from ctta_bench.source_models.tiny import tiny_segmentor
 from ctta_bench.testing import TinySource

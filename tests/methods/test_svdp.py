@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ctta_bench.authoring.parity import collect
 from ctta_bench.errors import MethodError
 from ctta_bench.model import Preprocessing, SourceModel
-from ctta_bench.parity import collect
 from ctta_bench.parts.placed_prompts import (
     dropout_uncertainty,
     most_uncertain,

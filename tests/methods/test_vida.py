@@ -8,10 +8,10 @@ import timm
 import torch
 from torch import Tensor
 
+from ctta_bench.authoring.parity import collect, play
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, softmax_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.parity import collect, play
 from ctta_bench.registry import METHODS
 from ctta_bench.stream import SourceData
 from tests.methods import build, changed, make, pictures, plain, snapshot, tensors, toy

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctta_bench.parity import (
+from ctta_bench.authoring.parity import (
     CaseFile,
     collect,
     function_mismatches,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctta_bench.parity import play
+from ctta_bench.authoring.parity import play
 from tests.parity.test_parity import CASES
 from tests.parity.test_teachers import noting, per_batch
 

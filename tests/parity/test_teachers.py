@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ctta_bench.authoring.parity import Play, play, tensor_mismatches
 from ctta_bench.method import Method
 from ctta_bench.methods.official import rotta
-from ctta_bench.parity import Play, play, tensor_mismatches
 from ctta_bench.registry import METHODS
 from tests.parity.test_parity import CASES
 

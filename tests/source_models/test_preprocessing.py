@@ -7,7 +7,7 @@ from PIL import Image
 from timm.models import PretrainedCfg
 from torchvision import transforms
 
-from ctta_bench.config import CellRequest, resolve
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.model import SourceModel
 from ctta_bench.source_models.preprocessing import Preprocessing, recorded_preprocessing
 from tests.test_model import IMAGENET, Linear, tiny_vit

@@ -15,12 +15,12 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from ctta_bench.building import source_accuracy
 from ctta_bench.cli import app
-from ctta_bench.config import CellRequest, resolve
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import MODELS
+from ctta_bench.run.open import source_accuracy
 from ctta_bench.source_models import hub
 from ctta_bench.source_models.pretrained import load_source_model
 from tests.conftest import TOY

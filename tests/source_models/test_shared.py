@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ctta_bench.building import build_model
-from ctta_bench.config import Cell, CellRequest, resolve
+from ctta_bench.config.cell import Cell, CellRequest, resolve
+from ctta_bench.run.open import build_model
 from ctta_bench.source_models import shared
 from ctta_bench.source_models.shared import sharing_models
 

@@ -1,0 +1,1 @@
+"""What figures share: canvas, colours, curves."""

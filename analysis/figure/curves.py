@@ -1,0 +1,88 @@
+"""Mistakes along the stream: batches averaged over seeds, smoothed within each domain."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ctta_bench.analysis.read.collect import Runs, batches
+from ctta_bench.analysis.table.rows import Row, metric_of
+
+MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
+MAX_WINDOW = 50  # batches
+
+
+def curves(found: Sequence[Row], of: str = "n") -> tuple[pd.DataFrame, int | None]:
+    """The curves of all rows, one below the other, and the window of the average in batches.
+
+    Columns: method (the row's label), batch, round, domain, band (number of the domain along the
+    stream), images (seen so far), n, errors, of (the images or pixels that the key `of` of
+    batches.jsonl counts), error and smoothed (%), resets. The average spans the last `window`
+    batches and never crosses the border of a domain. With more than MAX_BANDS domains the window is
+    None, and the average is that of the whole round.
+    """
+    means = [_mean_batches(row, of) for row in found]
+    window = _window(means[0])
+    return pd.concat([curve.assign(smoothed=_smoothed(curve, window)) for curve in means]), window
+
+
+def has_all_batches(row: Row, runs: Runs) -> bool:
+    """Whether the batches.jsonl of every finished cell of the row tells of every image."""
+    of = metric_of(runs).of
+    images = runs.domains.groupby("cell")["n"].sum().to_dict()
+    return all(
+        (Path(path) / "batches.jsonl").is_file() and _num_images(path, of) == images.get(cell)
+        for path, cell in zip(row.finished["path"], row.finished["cell"], strict=True)
+    )
+
+
+def _num_images(path: str, of: str) -> int:
+    frame = batches(path)
+    return int(frame["n"].sum()) if of in frame else 0
+
+
+def window_text(window: int | None) -> str:
+    """What an average spans, for the axis."""
+    if window is None:
+        return "mean of each round"
+    return "each batch" if window == 1 else f"mean of the last {window} batches in the domain"
+
+
+def _mean_batches(row: Row, of: str) -> pd.DataFrame:
+    """A row's batches, averaged over its seeds: errors and images per batch, and the domain."""
+    frames = []
+    for path in row.finished["path"]:
+        frame = batches(path)
+        resets = frame["resets"].fillna(0) if "resets" in frame else 0
+        frames.append(frame.assign(resets=resets, of=frame[of]))
+    kept = {"round": "first", "domain": "first", "n": "mean", "errors": "mean", "of": "mean"}
+    curve: pd.DataFrame = (
+        pd.concat(frames).groupby("batch", sort=True).agg(kept | {"resets": "max"}).reset_index()
+    )
+    same = ["round", "domain"]
+    curve["band"] = (curve[same] != curve[same].shift()).any(axis=1).cumsum()
+    curve["images"] = curve["n"].cumsum()
+    curve["error"] = 100 * curve["errors"] / curve["of"]
+    curve["method"] = row.label
+    return curve
+
+
+def _window(curve: pd.DataFrame) -> int | None:
+    """A sixth of a domain, at most MAX_WINDOW batches; None for whole rounds."""
+    sizes = curve.groupby("band").size()
+    if len(sizes) > MAX_BANDS:
+        return None
+    return int(np.clip(float(sizes.median()) // 6, 1, MAX_WINDOW))
+
+
+def _smoothed(curve: pd.DataFrame, window: int | None) -> "pd.Series[float]":
+    """Errors in %: over the last `window` batches of the same domain, or over the round."""
+    counts = ["errors", "of"]
+    if window is None:
+        sums = curve.groupby("round")[counts].transform("sum")
+    else:
+        rolling = curve.groupby("band")[counts].rolling(window, min_periods=1).sum()
+        sums = rolling.reset_index(level=0, drop=True)
+    share: pd.Series[float] = 100 * sums["errors"] / sums["of"]
+    return share

@@ -1,0 +1,98 @@
+"""Accuracy against cost: the metric over time and over parameters, with the Pareto front."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
+
+from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
+from ctta_bench.analysis.figure.plots import COLOURS, MARKERS, SOURCE_COLOUR
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.notes import title
+from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
+
+_PANELS = {  # the cost in the cells, and the axis
+    "seconds": "seconds for the stream",
+    "trainable_parameters": "learnable parameters",
+}
+FEWEST = 3  # methods
+
+
+def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
+    """Mean of each method of one group over its time and its parameters.
+
+    Filled marks joined by steps are the Pareto front: no other method is both cheaper and better.
+    Time is that of predicting and adapting, averaged over seeds. Writes stem.png, stem.pdf and
+    stem.csv and returns their paths; nothing for fewer than three methods with costs.
+    """
+    found = [row for row in rows(runs) if not np.isnan(row.mean)]
+    metric = metric_of(runs)
+    drawn = pd.DataFrame(
+        [{"method": row.label, "mean": row.mean, "std": row.std, **_costs(row)} for row in found]
+    )
+    panels = [name for name in _PANELS if len(found) >= FEWEST and drawn[name].notna().all()]
+    if not panels:
+        return []
+    for name in panels:
+        costs, badness = drawn[name].to_numpy(), metric.ascending * drawn["mean"].to_numpy()
+        drawn[f"{name}_front"] = on_front(costs, badness)
+    with canvas.drawing():
+        lines, columns = canvas.panels(len(panels))
+        figure = canvas.figure((3.6 * len(panels) + 2.0, 4.2), 2.3 * lines)
+        axes_of = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
+        for axes, name in zip(axes_of, panels, strict=True):
+            _draw(axes, found, drawn, name)
+        for axes in axes_of[:lines]:
+            axes.set_ylabel(canvas.narrow(f"mean {metric.text}"))
+        for place, row in enumerate(found):
+            axes_of[0].plot([], [], ls="", **_mark(row, place), label=row.label)
+        canvas.legend(figure, fontsize="small", title="hollow: off the Pareto front")
+        canvas.title(figure, title(runs))
+        return save_figure(figure, drawn, stem)
+
+
+def on_front(
+    costs: npt.NDArray[np.float64], badness: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Which points no other one beats: none is at most as dear and as bad, and less in one."""
+    no_dearer = costs[:, None] >= costs[None, :]
+    no_better = badness[:, None] >= badness[None, :]
+    differs = (costs[:, None] > costs[None, :]) | (badness[:, None] > badness[None, :])
+    return np.asarray(~(no_dearer & no_better & differs).any(axis=1))
+
+
+def _costs(row: Row) -> dict[str, float]:
+    return {
+        name: float(pd.to_numeric(row.finished[name], errors="coerce").mean()) for name in _PANELS
+    }
+
+
+def _mark(row: Row, place: int) -> dict[str, Any]:
+    """Shape and colour of a row, the same in every panel; apart for 24 rows."""
+    colour = SOURCE_COLOUR if row.method == SOURCE else COLOURS[place % len(COLOURS)]
+    return {"marker": MARKERS[place % len(MARKERS)], "ms": 6, "mec": colour, "mfc": colour}
+
+
+def _draw(axes: Axes, found: Sequence[Row], drawn: pd.DataFrame, name: str) -> None:
+    is_front = drawn[f"{name}_front"].to_numpy()
+    for place, (row, cost) in enumerate(zip(found, drawn[name], strict=True)):
+        mark = _mark(row, place)
+        axes.plot(cost, row.mean, ls="", **mark | ({} if is_front[place] else {"mfc": "white"}))
+    front = drawn[is_front].sort_values(name)
+    dashes: dict[str, Any] = {"color": "#999999", "lw": 0.9, "ls": (0, (3, 2)), "zorder": 0.5}
+    axes.step(front[name], front["mean"], where="post", **dashes)
+    if name == "trainable_parameters":
+        axes.set_xscale("symlog", linthresh=100)  # source has none
+        axes.set_xlim(left=-30)
+    else:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+    axes.set_xlabel(_PANELS[name])
+    axes.grid(color="#EEEEEE", lw=0.6)

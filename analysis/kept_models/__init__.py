@@ -1,0 +1,1 @@
+"""Models that runs kept: their weights, geometry and attention."""

@@ -1,0 +1,221 @@
+"""The geometry of all models that the runs below a directory kept, against their source model."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctta_bench.analysis.kept_models.geometry import (
+    LAYER_COLUMNS,
+    SourceLayer,
+    compare_layers,
+    pooled,
+    random_change,
+    rescaled,
+    source_layer,
+)
+from ctta_bench.analysis.kept_models.stored import KeptModel, kept_models, linear_layers, that_kept
+from ctta_bench.analysis.paper.components import (
+    FULL,
+    PAIRWISE_INVARIANT,
+    SEMANTIC,
+    component_of,
+    named,
+)
+from ctta_bench.analysis.read.collect import Runs, load
+from ctta_bench.analysis.table.rows import SOURCE
+from ctta_bench.errors import CttaBenchError, RunError
+
+# fmt: off
+KEYS = ["label", "method", "cell", "seed", "domain", "kind", "invariant"]
+MEASURES = [
+    "delta_m", "delta_a", "delta_s", "delta_s_per_pair", "change", "relative_change",
+    "matched_delta_s_per_pair", "random_delta_s_per_pair",
+]
+# fmt: on
+Weights = Mapping[str, npt.NDArray[np.floating]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What became of one source model.
+
+    models: one row per kept model, `KEYS` and `MEASURES`; `kind` is "corruption" (adapted to a
+    domain) or "semantic" (fine-tuned on another label set), `invariant` whether the method cannot
+    change pairwise angles. The matched value is ΔS per pair of a change scaled to the size of
+    PAID's in the same domain, the random one that of noise of PAID's size layer by layer; both
+    NaN where PAID was not run. layers: the same per layer, with `LAYER_COLUMNS`.
+    """
+
+    model: str
+    model_sha256: str
+    setting: str
+    models: pd.DataFrame
+    layers: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """Stem of its files."""
+        safe = "".join(c if c.isalnum() or c in "_.-" else "-" for c in self.model)
+        return f"geometry-{safe[:80]}-{self.model_sha256[:8]}"
+
+
+def has_kept_models(runs: Runs) -> bool:
+    """Whether any finished cell but the source's own kept a model."""
+    cells = that_kept(runs.finished().cells)
+    return bool((cells["method"] != SOURCE).any())
+
+
+def read_geometry(
+    directory: Path, load_source: Callable[[str, str], Weights] | None = None
+) -> tuple[list[Geometry], list[str]]:
+    """The geometry of each source model below `directory` of which adapted forms were kept.
+
+    Source weights are those that a finished cell of method `source` kept; failing that
+    `load_source(model, sha256)` gives its layers. Also the models that had to be left out, with
+    the reason. Raises RunError if there is nothing to compare.
+    """
+    found, left_out = geometries(load(directory), load_source)
+    if not found:
+        raise RunError(
+            " ".join(left_out)
+            or f"{directory}: no finished cell kept its model; run with --keep-models domains, or "
+            "`keep_models: domains` in the experiment."
+        )
+    return found, left_out
+
+
+def geometries(
+    runs: Runs, load_source: Callable[[str, str], Weights] | None = None
+) -> tuple[list[Geometry], list[str]]:
+    """`read_geometry` of runs that are read; nothing if none kept a model."""
+    cells = that_kept(runs.finished().cells)
+    found, left_out = [], []
+    for _, same in cells.groupby(["model_sha256", "model"]):
+        sha256, model = (str(same[key].iloc[0]) for key in ("model_sha256", "model"))
+        adapted = same[same["method"] != SOURCE]
+        if len(adapted):
+            try:
+                weights = _source_weights(same, model, sha256, load_source)
+                found.append(_geometry(adapted, model, sha256, weights))
+            except CttaBenchError as error:
+                left_out.append(f"{model} ({sha256[:8]}): {error}")
+    return found, left_out
+
+
+def _source_weights(
+    cells: pd.DataFrame,
+    model: str,
+    sha256: str,
+    load_source: Callable[[str, str], Weights] | None,
+) -> Weights:
+    own = cells[cells["method"] == SOURCE]
+    if len(own):
+        return linear_layers(kept_models(Path(own["path"].iloc[0]))[-1].file)
+    if load_source is None:
+        raise RunError(
+            "no finished `source` cell kept its weights, with which "
+            "to compare; run source with --keep-models last beside the others."
+        )
+    return load_source(model, sha256)
+
+
+def _geometry(cells: pd.DataFrame, model: str, sha256: str, weights: Weights) -> Geometry:
+    source = {name: source_layer(weight) for name, weight in weights.items()}
+    cells = named(cells)
+    models, layers = [], []
+    references = _references(cells, source)
+    for _, cell in cells.iterrows():
+        for kept in _last_visits(cell):
+            key = _key(cell, kept)
+            adapted = linear_layers(kept.file)
+            frame = compare_layers(source, adapted, str(kept.file))
+            measures = pooled(frame)
+            reference = references.get((key["kind"], kept.domain, cell["seed"]))
+            models.append(key | measures | _at_same_size(source, adapted, measures, reference))
+            layers.append(frame.assign(**key))
+    settings = sorted({str(s) for s in cells.loc[cells["method"] != SEMANTIC, "setting"]})
+    return Geometry(
+        model,
+        sha256,
+        ", ".join(settings),
+        pd.DataFrame(models, columns=[*KEYS, *MEASURES]),
+        pd.concat(layers, ignore_index=True)[[*KEYS, *LAYER_COLUMNS]],
+    )
+
+
+def _key(cell: "pd.Series[Any]", kept: KeptModel) -> dict[str, Any]:
+    return {
+        "label": cell["label"],
+        "method": cell["method"],
+        "cell": cell["cell"],
+        "seed": cell["seed"],
+        "domain": kept.domain,
+        "kind": _kind(cell),
+        "invariant": _component(cell) in PAIRWISE_INVARIANT,
+    }
+
+
+def _kind(cell: "pd.Series[Any]") -> str:
+    return "semantic" if cell["method"] == SEMANTIC else "corruption"
+
+
+def _component(cell: "pd.Series[Any]") -> str | None:
+    """PAID's component that bounds a cell's change of weights, None for another method's cell."""
+    if cell["method"] == SEMANTIC:
+        adapter = json.loads(cell["hyperparameters"]).get("adapter")
+        return FULL if adapter == "paid" else None
+    return component_of(cell["method"], cell["hyperparameters"])
+
+
+def _last_visits(cell: "pd.Series[Any]") -> Iterator[KeptModel]:
+    """A cell's models by domain, each as its last visit left it; `last` if there is no other."""
+    found = kept_models(Path(cell["path"]))
+    by_domain = {kept.domain: kept for kept in found if kept.visit >= 0}
+    yield from by_domain.values() if by_domain else found
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """PAID's change of one domain: its size, and what noise of that size does to pairs."""
+
+    change: float
+    random: float
+
+
+def _references(
+    cells: pd.DataFrame, source: Mapping[str, SourceLayer]
+) -> dict[tuple[str, str, int], _Reference]:
+    """PAID's changes by kind, domain and seed."""
+    found: dict[tuple[str, str, int], _Reference] = {}
+    for _, cell in cells.iterrows():
+        for kept in _last_visits(cell) if _component(cell) == FULL else ():
+            key = (_kind(cell), kept.domain, cell["seed"])
+            if key not in found:
+                frame = compare_layers(source, linear_layers(kept.file), str(kept.file))
+                sizes = dict(zip(frame["layer"], frame["change"], strict=True))
+                noise = compare_layers(source, random_change(source, sizes), "noise")
+                found[key] = _Reference(pooled(frame)["change"], pooled(noise)["delta_s_per_pair"])
+    return found
+
+
+def _at_same_size(
+    source: Mapping[str, SourceLayer],
+    adapted: Weights,
+    measures: Mapping[str, float],
+    reference: _Reference | None,
+) -> dict[str, float]:
+    """ΔS per pair of this change, and of noise, at the size of PAID's change; NaN without one."""
+    if reference is None:
+        return dict.fromkeys(MEASURES[-2:], float("nan"))
+    if measures["change"] in (0.0, reference.change):
+        matched = measures["delta_s_per_pair"]
+    else:
+        scaled = compare_layers(source, rescaled(source, adapted, reference.change), "scaled")
+        matched = pooled(scaled)["delta_s_per_pair"]
+    return dict(zip(MEASURES[-2:], (matched, reference.random), strict=True))

@@ -1,0 +1,219 @@
+"""The paper's printed numbers beside ours: quoted, with what recomputing its means shows."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows, short_names
+from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
+
+PAPER = "paper"
+QUOTED = (
+    "Paper: quoted from the tables of PAID (NeurIPS 2025), not measured here; its pre-processing, "
+    "weights and versions may differ."
+)
+_REFERENCE = Path(__file__).parents[1] / "reference"
+_TABLES = {"imagenet", "cifar10", "cifar100", "acdc", "10_round"}  # of whole methods
+_OVER_ROUNDS = {"all", "mean of 10"}
+_HALF_DIGIT = 0.05 + 1e-9  # what rounding to one decimal can move
+
+
+@dataclass(frozen=True, eq=False)
+class PaperNumbers:
+    """What the paper prints of a benchmark in so many rounds.
+
+    cells: columns method, round (as printed), domain, value, a printed number each; `mean` is a
+    domain. domains: in the order of print.
+    """
+
+    cells: pd.DataFrame
+    benchmark: str
+    domains: list[str]
+    num_rounds: int
+
+    def value(self, method: str, round_: str, domain: str) -> float:
+        """One printed number, NaN where there is none."""
+        c = self.cells
+        here = (c["method"] == method) & (c["round"] == round_) & (c["domain"] == domain)
+        return float(c.loc[here, "value"].iloc[0]) if here.any() else float("nan")
+
+    def mean(self, method: str) -> float:
+        """The printed mean over everything."""
+        return self.value(method, self.last, "mean")
+
+    def recomputed(self, method: str) -> float:
+        """The mean of all printed cells of a method, NaN where it prints means alone."""
+        c = self.cells
+        return float(c.loc[(c["method"] == method) & (c["domain"] != "mean"), "value"].mean())
+
+    @property
+    def printed_rounds(self) -> list[str]:
+        """Rounds with numbers by domain, as they are called in print."""
+        by_domain = self.cells[self.cells["domain"] != "mean"]
+        found = list(dict.fromkeys(by_domain["round"]))
+        return [name for name in found if name in _OVER_ROUNDS] or found
+
+    @property
+    def last(self) -> str:
+        """What the round of the mean over everything is called."""
+        found = list(dict.fromkeys(self.cells["round"]))
+        return next((name for name in found if name in _OVER_ROUNDS), found[0])
+
+    def errata(self, methods: Sequence[str]) -> Iterator[str]:
+        """Where a printed mean is not that of its printed cells, and other remarks."""
+        for method in methods:
+            parts = [
+                f"{where}{printed:.1f} is printed, its printed cells give {half_up(recomputed)}"
+                for where, printed, recomputed in self._means(method)
+                if abs(printed - recomputed) > _HALF_DIGIT
+            ]
+            known = _remarks()
+            ours = (known["benchmark"] == self.benchmark) & (known["method"] == method)
+            parts += [str(remark) for remark in known.loc[ours, "remark"]]
+            if parts:
+                yield f"Erratum of the paper, {method}: {'; '.join(parts)}."
+
+    def _means(self, method: str) -> Iterator[tuple[str, float, float]]:
+        """Each printed mean with the one of the cells below it."""
+        own = self.cells[(self.cells["method"] == method) & (self.cells["domain"] != "mean")]
+        for name, part in own.groupby("round", sort=False):
+            printed = self.value(method, str(name), "mean")
+            if not np.isnan(printed):
+                where = f"round {name}: " if self.last != name else "mean: "
+                yield where, printed, float(part["value"].mean())
+        if self.last not in set(own["round"]) and len(own):
+            yield "mean: ", self.mean(method), float(own["value"].mean())
+
+
+def paper_numbers(runs: Runs) -> PaperNumbers | None:
+    """The paper's numbers on the benchmark, setting and rounds of a group, if it has any."""
+    cell = runs.cells.iloc[0]
+    if cell["setting"] != "continual":
+        return None
+    results = reference()
+    wanted = results["table"].isin(_TABLES) & (results["benchmark"] == cell["benchmark"])
+    wanted &= results["metric"] == metric_of(runs).name
+    for _, table in results[wanted].groupby("table", sort=False):
+        domains = [name for name in dict.fromkeys(table["domain"]) if name != "mean"]
+        if _num_rounds(table) == cell["rounds"] and domains == domain_names(runs):
+            return PaperNumbers(table, str(cell["benchmark"]), domains, int(cell["rounds"]))
+    return None
+
+
+def with_paper(table: Table, runs: Runs) -> Table:
+    """The table with the paper's mean and gain beside each method that the paper has."""
+    numbers = paper_numbers(runs)
+    if numbers is None:
+        cell = runs.cells.iloc[0]
+        rounds = "1 round" if cell["rounds"] == 1 else f"{cell['rounds']} rounds"
+        note = f"The paper has no numbers for {cell['benchmark']}, {cell['setting']}, {rounds}."
+        return replace(table, footnotes=(*table.footnotes, note))
+    quoted = {row.label: row.method for row in rows(runs) if _is_quotable(row, numbers)}
+    source = numbers.mean("source")
+    means = [numbers.mean(quoted.get(str(label), "")) for label in table.frame.index]
+    gains = [metric_of(runs).gain(source, mean) for mean in means]
+    extra = [
+        (Entry(_text(mean)), Entry(signed(gain))) for mean, gain in zip(means, gains, strict=True)
+    ]
+    return replace(
+        table,
+        frame=table.frame.assign(paper=means, paper_gain=gains),
+        header=(*table.header, PAPER, "paper gain"),
+        lines=tuple(
+            (label, (*entries, *more))
+            for (label, entries), more in zip(table.lines, extra, strict=True)
+        ),
+        footnotes=(*table.footnotes, QUOTED, *numbers.errata(list(dict.fromkeys(quoted.values())))),
+    )
+
+
+def paper_table(runs: Runs) -> Table | None:
+    """Our numbers and the paper's below each other, as fine as the paper prints them."""
+    numbers = paper_numbers(runs)
+    found = [] if numbers is None else [row for row in rows(runs) if _is_quotable(row, numbers)]
+    if numbers is None or not found:
+        return None
+    short = short_names(numbers.domains)
+    rounds = numbers.printed_rounds
+    by_round = len(rounds) > 1
+    lines: list[tuple[str, npt.NDArray[np.float64]]] = []
+    for row in found:
+        lines.append((row.label, _ours(row, by_round)))
+        lines.append((f"{row.label}, {PAPER}", _theirs(row.method, numbers)))
+    spans = [(f"round {name}", len(short) + 1) for name in rounds] if by_round else []
+    names = [f"{over} {name}" for over, _ in spans for name in (*short, "mean")]
+    frame = pd.DataFrame(
+        [values for _, values in lines],
+        index=[label for label, _ in lines],
+        columns=[*(names or short), "mean"],
+    )
+    return Table(
+        name=f"{notes.table_name(runs)}-{PAPER}",
+        caption=f"Beside the paper: {notes.title(runs)}. {metric_of(runs).text}. {QUOTED}",
+        frame=frame,
+        header=("method", *([*short, "mean"] * len(spans) or short), "mean"),
+        lines=tuple((label, tuple(Entry(_text(value)) for value in row)) for label, row in lines),
+        footnotes=tuple(numbers.errata(list(dict.fromkeys(row.method for row in found)))),
+        spans=(("", 1), *spans, ("all rounds", 1)) if spans else (),
+    )
+
+
+def _ours(row: Row, by_round: bool) -> npt.NDArray[np.float64]:
+    if not by_round:
+        return np.append(row.over(axis=1), row.mean)
+    each = np.concatenate([row.by_round(), row.over(axis=2)[:, None]], axis=1)
+    return np.append(each.ravel(), row.mean)
+
+
+def _theirs(method: str, numbers: PaperNumbers) -> npt.NDArray[np.float64]:
+    rounds = numbers.printed_rounds
+    domains = [*numbers.domains, "mean"] if len(rounds) > 1 else numbers.domains
+    each = [numbers.value(method, name, domain) for name in rounds for domain in domains]
+    return np.array([*each, numbers.mean(method)])
+
+
+def _is_quotable(row: Row, numbers: PaperNumbers) -> bool:
+    """Whether the paper has the row: not one told apart from others by its hyper-parameters."""
+    preset = str(row.cells["preset"].iloc[0])
+    is_whole = row.label in (row.method, f"{row.method} ({preset})")
+    return is_whole and row.method in set(numbers.cells["method"])
+
+
+def _num_rounds(table: pd.DataFrame) -> int:
+    """How many rounds a table of the reference is of: 3 of `1 2 3 all`, 10 of `mean of 10`."""
+    if "mean of 10" in set(table["round"]):
+        return 10
+    return len(set(table["round"]) - _OVER_ROUNDS)
+
+
+def half_up(value: float) -> str:
+    """To one decimal, halves up: what a reader with a pencil gets from printed numbers."""
+    return f"{math.floor(10 * value + 0.5 + 1e-6) / 10:.1f}"
+
+
+def _text(value: float) -> str:
+    return MISSING if np.isnan(value) else f"{value:.1f}"
+
+
+@functools.cache
+def reference() -> pd.DataFrame:
+    """Every number of the paper's result tables; the columns are in analysis/reference."""
+    return pd.read_csv(_REFERENCE / "reference_results.csv", dtype={"round": str})
+
+
+def cost_reference() -> pd.DataFrame:
+    """The paper's table of computation, one row a method."""
+    return pd.read_csv(_REFERENCE / "reference_cost.csv")
+
+
+@functools.cache
+def _remarks() -> pd.DataFrame:
+    return pd.read_csv(_REFERENCE / "remarks.csv")

@@ -1,0 +1,130 @@
+"""Experiment 2 of PAID: its settings by domain on a radar, and their means as bars."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
+from ctta_bench.analysis.figure.plots import COLOURS, MARKERS, SOURCE_COLOUR
+from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.notes import title
+from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
+
+MIN_DOMAINS = 3  # fewer make no polygon
+
+
+def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
+    """Source and the rows of PAID's settings with a complete mean, named in the paper's order.
+
+    Empty unless two of the settings are there. Of one setting with several hyper-parameters the
+    first row, that of the best mean, stands.
+    """
+    found: dict[str, Row] = {}
+    for row in rows(runs):
+        cell = row.cells.iloc[0]
+        component = component_of(row.method, str(cell["hyperparameters"]))
+        key = SOURCE if row.method == SOURCE else component
+        if key is not None and not np.isnan(row.mean):
+            found.setdefault(key, row)
+    settings = [(text, found[name]) for name, text in COMPONENTS.items() if name in found]
+    if len(settings) < 2:
+        return []
+    return [*([(SOURCE, found[SOURCE])] if SOURCE in found else []), *settings]
+
+
+def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
+    """Radar of the metric by domain and bars of the mean, one for each of PAID's settings.
+
+    Settings that keep the angles between neurons are filled bars and solid lines, the others
+    hatched and dashed. Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing
+    for a group without two of the settings.
+    """
+    found = settings_rows(runs)
+    names = short_names(domain_names(runs))
+    if not found:
+        return []
+    has_radar = len(names) >= MIN_DOMAINS
+    with canvas.drawing():
+        grid = canvas.panels(1 + has_radar)
+        figure = canvas.figure((11 if has_radar else 6, 5), 2.6 * grid[0])
+        bars = figure.add_subplot(*grid, 1 + has_radar)
+        if has_radar:
+            radar = figure.add_subplot(*grid, 1, projection="polar")
+            _draw_radar(radar, found, names, metric_of(runs).symbol)
+        _draw_means(bars, found, canvas)
+        bars.set_xlabel(canvas.narrow(f"mean {metric_of(runs).text}"))
+        if has_radar:
+            below = canvas.pick({"loc": "outside lower center", "ncols": 3}, {})
+            canvas.legend(figure, fontsize="small", handlelength=4, **below)
+        canvas.title(figure, title(runs))
+        figure.draw_without_rendering()  # labels around a circle find their place at the second
+        drawn = pd.DataFrame(
+            [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
+            columns=["setting", *names, "mean", "std"],
+        )
+        return save_figure(figure, drawn, stem)
+
+
+def _style(name: str, row: Row, number: int) -> tuple[str, bool]:
+    """Colour of a row, and whether it keeps the angles between neurons (source does)."""
+    if name == SOURCE:
+        return SOURCE_COLOUR, True
+    component = component_of(row.method, str(row.cells["hyperparameters"].iloc[0]))
+    return COLOURS[number % len(COLOURS)], component in PAIRWISE_INVARIANT
+
+
+def _draw_radar(
+    axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str], symbol: str
+) -> None:
+    angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
+    closed = np.append(angles, angles[0])
+    for number, (name, row) in enumerate(found):
+        colour, keeps = _style(name, row, number - 1)
+        values = row.over(axis=1)
+        axes.plot(
+            closed,
+            np.append(values, values[0]),
+            color=colour,
+            ls=":" if name == SOURCE else "-" if keeps else (0, (5, 2)),
+            marker="" if name == SOURCE else MARKERS[number % len(MARKERS)],
+            ms=4,
+            lw=1.4,
+            label=name,
+        )
+    axes.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
+    axes.set_theta_direction(-1)  # type: ignore[attr-defined]
+    axes.set_xticks(angles, names, fontsize="small")
+    axes.tick_params(axis="x", pad=6)
+    axes.set_ylim(0, None)
+    axes.set_title(f"{symbol} in % by domain", fontsize="medium", pad=14)
+    axes.grid(color="#DDDDDD")
+
+
+def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]], canvas: Canvas) -> None:
+    reach = max(row.mean + (0.0 if np.isnan(row.std) else row.std) for _, row in found)
+    for number, (name, row) in enumerate(found):
+        colour, keeps = _style(name, row, number - 1)
+        spread = 0.0 if np.isnan(row.std) else row.std
+        axes.barh(
+            number,
+            row.mean,
+            0.68,
+            color=colour,
+            hatch="" if keeps else "////",
+            edgecolor="white",
+            lw=0,
+        )
+        if spread:
+            axes.errorbar(
+                row.mean, number, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=3
+            )
+        axes.text(row.mean + spread + 0.015 * reach, number, f"{row.mean:.1f}", va="center")
+    axes.set_xlim(0, 1.12 * reach if reach else 1)
+    axes.set_yticks(range(len(found)), canvas.names(name for name, _ in found))
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_title(canvas.narrow("hatched: angles between neurons may change"), fontsize="medium")

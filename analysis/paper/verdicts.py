@@ -1,0 +1,52 @@
+"""How far each method is from the official implementation: the verdicts that come with the suite.
+
+They are those of `ctta-bench parity`, stored in reference/parity.csv when cases or methods change;
+a report plays nothing.
+"""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+_FILE = Path(__file__).parents[1] / "reference" / "parity.csv"
+_COMMIT = 7  # digits
+
+
+def parity_words(method: str) -> str:
+    """The verdict on a method of the suite in a sentence, with how to have it anew."""
+    own = verdicts()
+    own = own[own["method"] == method]
+    if own.empty:
+        return "no figures of an official implementation are recorded"
+    equal = int((own["verdict"] == "equal").sum())
+    cases = "1 case" if len(own) == 1 else f"{len(own)} cases"
+    share = "equal" if equal == len(own) == 1 else "all equal"
+    low, high = own["tolerance"].min(), own["tolerance"].max()
+    allowed = f"{low:.1g}" if low == high else f"{low:.1g} to {high:.1g}"
+    return (
+        f"{cases} recorded from {_sources(own)}; "
+        f"{share if equal == len(own) else f'{equal} equal'}, largest difference "
+        f"{own['difference'].max():.1g} where {allowed} is allowed. Stored with the suite; "
+        f"`ctta-bench parity {method}` plays them again"
+    )
+
+
+@functools.cache
+def verdicts() -> pd.DataFrame:
+    """method, case, source, commit, difference, tolerance and verdict of every golden case."""
+    return pd.read_csv(_FILE, dtype={"commit": str}, keep_default_na=False)
+
+
+def _sources(cases: pd.DataFrame) -> str:
+    """`OWNER/NAME (commit abc1234)`, one after the other."""
+    pairs = cases[["source", "commit"]].drop_duplicates().itertuples(index=False)
+    return ", ".join(
+        f"{source} ({_version(commit)})" if source != "-" else "a plain pass through the network"
+        for source, commit in pairs
+    )
+
+
+def _version(commit: str) -> str:
+    first = commit.split()[0]
+    return first if "." in first else f"commit {first[:_COMMIT]}"

@@ -1,0 +1,1 @@
+"""Run folders read into tidy frames, every number recounted from predictions."""

@@ -1,0 +1,184 @@
+"""One run folder as a row and its results: what `collect` puts into frames. Needs no pandas."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.analysis.read.folders import (
+    UnusableCellError,
+    parse_json,
+    progress,
+    read_bytes,
+    read_cell,
+    wrong_content,
+)
+from ctta_bench.analysis.read.measure import metric_of_task
+from ctta_bench.analysis.read.recount import Result, read_result
+
+# fmt: off
+VERSION_COLUMNS = [
+    "ctta_bench", "commit", "python", "torch", "torchvision", "timm", "numpy", "device",
+    "attention",
+]
+_NAMED_SETTINGS = {  # these have columns of their own
+    "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
+    "mean", "std", "severities", "task", "scale", "inference",
+}
+# fmt: on
+_MOST = 1024  # remembered at once
+WARM_UP = "warm-up"  # the kind of a folder that holds no stream
+
+
+@dataclass(frozen=True)
+class FoundCell:
+    """The columns of a cell by name, and what it scored if it is finished."""
+
+    row: dict[str, Any]
+    result: Result | None
+
+
+def read_folder(folder: Path) -> FoundCell | str | None:
+    """The cell of a run folder; a text: why it cannot be used; None: it is a warm-up, no result."""
+    try:
+        content = read_cell(folder)
+        if content.get("kind") == WARM_UP:
+            return None  # what it leaves has a cell of its own
+        row = _cell_row(folder, content)
+        if row["state"] != "done":
+            return FoundCell(row, None)
+        result = read_result(folder, row)
+    except UnusableCellError as error:
+        return str(error)
+    return FoundCell(row | result.facts, result)
+
+
+def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
+    """The normalisation really used: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`."""
+    mean, std = preprocessing.get("mean"), preprocessing.get("std")
+    if not mean or not std or (set(mean) == {0} and set(std) == {1}):
+        return "none (inputs in [0, 1])"
+    return ", ".join(f"{name} {_short(values)}" for name, values in (("mean", mean), ("std", std)))
+
+
+def _details(settings: Mapping[str, Any]) -> str:
+    """Every other setting of benchmark and pre-processing: `order shuffled, size 32 32`."""
+    scale, inference = settings.get("scale"), settings.get("inference")
+    segmented = []
+    if scale:
+        segmented.append(f"images of {' x '.join(map(str, scale))} (height x width)")
+    if inference:
+        segmented.append(f"inference {inference}: bilinear logits, then argmax, at label size")
+    others = {name: value for name, value in settings.items() if name not in _NAMED_SETTINGS}
+    return ", ".join(
+        [
+            *segmented,
+            *(
+                f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+                for name, value in others.items()
+                if value is not None
+            ),
+        ]
+    )
+
+
+def _short(values: list[float]) -> str:
+    shown = values[:1] if len(set(values)) == 1 else values
+    return " ".join(f"{value:g}" for value in shown)
+
+
+def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _configuration(folder, cell) | _environment(folder)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise wrong_content("cell.yaml", error) from error
+
+
+def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+    state = progress(folder, cell.get("num_batches"))
+    blocks = (cell["method"], cell["benchmark"], cell["model"], cell["preprocessing"])
+    return {
+        "cell": cell["id"],
+        "path": str(folder),
+        "experiment": cell["experiment"],
+        "seed": cell["seed"],
+        "notes": tuple(map(str, cell.get("notes") or ())),
+        "state": state.state,
+        "reason": state.reason,
+        "starts_from": _start(cell),
+        "warmup": cell.get("warmup") or "",
+        "classes": (),
+        "source_probes": (),
+        **_remembered(*blocks, cell["precision"]),
+    }
+
+
+_columns: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+
+def _remembered(*blocks: Any) -> dict[str, Any]:
+    """`_protocol` of blocks of cell.yaml, which the cells of a grid share as objects: made once."""
+    key = tuple(map(id, blocks))
+    if key not in _columns:
+        if len(_columns) >= _MOST:
+            _columns.clear()
+        _columns[key] = (blocks, _protocol(*blocks))  # kept, so that no other gets its id
+    return _columns[key][1]
+
+
+def _protocol(
+    method: dict[str, Any],
+    benchmark: dict[str, Any],
+    model: dict[str, Any],
+    preprocessing: dict[str, Any],
+    precision: str,
+) -> dict[str, Any]:
+    """The columns of a method with its hyper-parameters under a protocol."""
+    agreed = [benchmark, model["name"], model["sha256"], preprocessing, precision]
+    return {
+        "method": method["name"],
+        "preset": method.get("preset") or "default",
+        "hyperparameters": json.dumps(method.get("hyperparameters") or {}, sort_keys=True),
+        "window": method.get("window") or 0,
+        "benchmark": benchmark["name"],
+        "setting": benchmark["setting"],
+        "model": model["name"],
+        "model_sha256": model["sha256"],
+        "preprocessing": str(preprocessing["regime"]),
+        "normalisation": normalisation_text(preprocessing),
+        "precision": precision,
+        "batch_size": benchmark["batch_size"],
+        "examples": benchmark.get("examples"),
+        "rounds": benchmark.get("rounds") or 1,
+        "severity": benchmark.get("severities") or benchmark.get("severity"),
+        "domains": tuple(benchmark["domains"]),
+        "details": _details(benchmark | preprocessing),
+        "group": hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:8],
+        "metric": metric_of_task(benchmark),
+    }
+
+
+def _start(cell: Mapping[str, Any]) -> str:
+    """What a cell without adaptation scores: "warm-up" or "source"; "" for one that adapts."""
+    if cell.get("adapt", True):
+        return ""
+    return "warm-up" if cell.get("warmup") else "source"
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    try:
+        return _versions(read_bytes(folder, "env.json"))
+    except FileNotFoundError:
+        return _versions(b"{}")
+    except OSError as error:
+        raise UnusableCellError("corrupted: env.json is not valid JSON") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _versions(content: bytes) -> dict[str, Any]:
+    """What env.json says, of which the cells of a launch have the same; not to be changed."""
+    env = parse_json("env.json", content)
+    return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}

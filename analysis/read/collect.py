@@ -1,0 +1,211 @@
+"""Run folders as tidy tables: one row per cell, one per cell, round, domain and metric.
+
+Numbers are recounted from predictions.npz; a folder whose files disagree is left out by name.
+"""
+
+import contextlib
+import functools
+import gc
+import itertools
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_folder
+from ctta_bench.analysis.read.folders import find_cells
+from ctta_bench.record.bulk import uncollected
+
+# fmt: off
+RESULT_COLUMNS = [
+    "experiment", "cell", "method", "preset", "benchmark", "setting", "model", "preprocessing",
+    "precision", "seed", "round", "domain", "metric", "value",
+]
+COST_COLUMNS = [
+    "trainable_parameters", "extra_state_bytes", "forward_per_image", "backward_per_image",
+    "seconds", "images_per_second", "peak_memory_mb",
+]
+CELL_COLUMNS = [
+    "cell", "path", "experiment", "method", "preset", "hyperparameters", "window", "benchmark",
+    "setting", "model", "model_sha256", "preprocessing", "normalisation", "precision", "seed",
+    "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
+    "reason", "starts_from", "warmup", "source_access", "metric", "classes", "skipped_updates",
+    "resets", "source_accuracy", "source_probes", "order_sha256", "corruptions", "notes",
+    *COST_COLUMNS, *VERSION_COLUMNS,
+]
+DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]
+# fmt: on
+_MISSING = dict.fromkeys(CELL_COLUMNS)
+_OF_CELL = 10  # of RESULT_COLUMNS, those that all results of a cell have in common
+_FEWEST = 500  # folders for a process: to start it takes as long as to read so many
+_AT_ONCE = 500  # folders handed to a process at most: by fewer it waits for this one
+_BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was found below a directory.
+
+    cells: one row per cell, finished or not; `group` is a hash of all that must agree for two
+    rows to share a table (benchmark with all its settings, weights, pre-processing, precision).
+    results: the columns of results.csv; error, ece, mIoU and the `iou/CLASS` of each class in %;
+    finished cells only; no value where there was nothing to score. domains: images, errors (wrong
+    pixels for mIoU) and whether predictions collapsed, per cell, round and domain.
+    left_out: folders that could not be used, with the reason.
+    """
+
+    cells: pd.DataFrame
+    results: pd.DataFrame
+    domains: pd.DataFrame
+    left_out: list[tuple[Path, str]]
+
+    def groups(self) -> list["Runs"]:
+        """The runs split so that every part fits one table, in the order of the benchmarks."""
+        keys = ["benchmark", "setting", "severity", "model", "preprocessing", "group"]
+        order = self.cells[keys].astype(str).drop_duplicates().sort_values(keys)
+        return [self._where(self.cells["group"] == group) for group in order["group"]]
+
+    def finished(self) -> "Runs":
+        """The finished cells alone."""
+        return self._where(self.cells["state"] == "done")
+
+    def _where(self, mask: "pd.Series[bool]") -> "Runs":
+        cells = self.cells[mask].reset_index(drop=True)
+        return replace(
+            self,
+            cells=cells,
+            results=self.results[self.results["cell"].isin(cells["cell"])],
+            domains=self.domains[self.domains["cell"].isin(cells["cell"])],
+        )
+
+
+def load(directory: Path, workers: int = 1) -> Runs:
+    """Read every run folder at most three levels below `directory`.
+
+    Raises RunError if the directory does not exist. Folders that cannot be used are in
+    `left_out`; unfinished cells are in `cells` with their state, and nowhere else. With `workers`
+    many folders are read in so many processes.
+    """
+    folders, left_out = find_cells(directory)
+    found: dict[str, FoundCell] = {}
+    with uncollected():
+        with _reader(len(folders), workers) as read:
+            for folder, cell in zip(folders, read(folders), strict=True):
+                if isinstance(cell, str):
+                    left_out.append((folder, cell))
+                elif cell is not None:
+                    _add(found, folder, cell, left_out)
+        rows = [cell.row for cell in found.values()]
+        whole = map(operator.itemgetter(*CELL_COLUMNS), (_MISSING | row for row in rows))
+        columns = zip(*whole, strict=True) if rows else [()] * len(CELL_COLUMNS)
+        return Runs(
+            cells=pd.DataFrame(dict(zip(CELL_COLUMNS, columns, strict=True))),
+            results=_results(found),
+            domains=_domains(found),
+            left_out=left_out,
+        )
+
+
+@contextlib.contextmanager
+def _reader(
+    count: int, workers: int
+) -> Iterator[Callable[[list[Path]], Iterable[FoundCell | str | None]]]:
+    """What reads so many folders, in their order."""
+    workers = min(workers, count // _FEWEST)
+    if workers < 2:
+        yield functools.partial(map, read_folder)
+        return
+    # Not forked: this process may have threads. The child imports no pandas.
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=gc.disable
+    ) as pool:
+        yield functools.partial(
+            pool.map, read_folder, chunksize=max(1, min(_AT_ONCE, count // (8 * workers)))
+        )
+
+
+def _add(
+    found: dict[str, FoundCell], folder: Path, cell: FoundCell, left_out: list[tuple[Path, str]]
+) -> None:
+    """Keep a cell under its name; of two copies the finished one, else the first."""
+    name = cell.row["cell"]
+    other = found.get(name)
+    if other is not None:
+        is_better = cell.row["state"] == "done" != other.row["state"]
+        here, there = folder, Path(other.row["path"])
+        dropped, kept = (there, here) if is_better else (here, there)
+        left_out.append((dropped, f"the same cell as {kept}"))
+        if not is_better:
+            return
+    found[name] = cell
+
+
+def batches(cell_path: Path | str) -> pd.DataFrame:
+    """batches.jsonl of a cell, one row per batch; torn or damaged lines are dropped.
+
+    A batch that was run twice (a resume after a crash) counts as it was run last.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for line in (Path(cell_path) / "batches.jsonl").read_bytes().split(b"\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and row.keys() >= _BATCH_KEYS:
+            rows[row["batch"]] = row
+    frame: pd.DataFrame = pd.DataFrame([rows[number] for number in sorted(rows)])
+    return frame
+
+
+def _results(found: Mapping[str, FoundCell]) -> pd.DataFrame:
+    """One row per value."""
+    done = [(cell.row, cell.result) for cell in found.values() if cell.result is not None]
+    of_cell = {name: [row[name] for row, _ in done] for name in RESULT_COLUMNS[:_OF_CELL]}
+    frame = _repeated(of_cell, RESULT_COLUMNS[_OF_CELL:-1], [r.metrics for _, r in done])
+    frame["value"] = np.concatenate([r.values for _, r in done] or [np.zeros(0)])
+    return frame
+
+
+def _domains(found: Mapping[str, FoundCell]) -> pd.DataFrame:
+    """One row per visit of a domain."""
+    done = {name: cell.result for name, cell in found.items() if cell.result is not None}
+    frame = _repeated({"cell": [*done]}, DOMAIN_COLUMNS[1:3], [r.visits for r in done.values()])
+    counts = np.concatenate([r.counts for r in done.values()] or [np.zeros((0, 4), int)])
+    for name, column in zip(DOMAIN_COLUMNS[3:], counts.T, strict=True):
+        frame[name] = column
+    return frame.astype({"collapsed": bool})
+
+
+def _repeated(
+    of_cell: Mapping[str, list[Any]],
+    columns: list[str],
+    names: Sequence[tuple[tuple[Any, ...], ...]],
+) -> pd.DataFrame:
+    """What holds for a cell, repeated for each of its names, and beside it the names in columns.
+
+    The cells of a grid have the same names: these become a frame once, and rows of it are taken,
+    for a frame of many cells made row by row takes longer than reading them.
+    """
+    lengths = [len(part) for part in names]
+    kinds = dict.fromkeys(names, 0)
+    start = 0
+    for part in kinds:
+        kinds[part] = start
+        start += len(part)
+    starts = np.array([kinds[part] for part in names], int)
+    number = np.repeat(np.arange(len(names)), lengths)
+    within = np.arange(len(number)) - np.repeat(np.cumsum(lengths, dtype=int) - lengths, lengths)
+    frame = pd.DataFrame(of_cell).take(number)
+    frame.index = pd.RangeIndex(len(frame))
+    labels = pd.DataFrame([*itertools.chain.from_iterable(kinds)], columns=columns)
+    place = np.repeat(starts, lengths) + within
+    for name in columns:
+        frame[name] = labels[name].array.take(place)
+    return frame

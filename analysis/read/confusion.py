@@ -1,0 +1,104 @@
+"""Confusion matrices of segmented images: how predictions.npz holds them, and what IoU they give.
+
+Rows are labels, columns predictions; the last column counts labelled pixels without a valid
+prediction. Pixels that are not labelled are in none.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctta_bench.analysis.read.folders import UnusableCellError
+from ctta_bench.analysis.read.predictions import read_predictions
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Tallies:
+    """Pixels by class, [..., K] each: rightly predicted, labelled, predicted."""
+
+    hits: Floats
+    labelled: Floats
+    predicted: Floats
+
+    def at(self, images: npt.NDArray[Any]) -> "Tallies":
+        """Those of the images of a mask, or of numbers."""
+        return Tallies(*(part[images] for part in self._parts()))
+
+    def summed(self) -> "Tallies":
+        """Sums over all images, [K] each."""
+        return Tallies(*(part.sum(0) for part in self._parts()))
+
+    def weighted(self, weights: Floats) -> "Tallies":
+        """[m, K] sums of [n, K], each image counted as the weights [m, n] say."""
+        return Tallies(*(weights @ part for part in self._parts()))
+
+    def iou(self) -> Floats:
+        """[..., K]: intersection over union in %; NaN for a class neither labelled nor predicted.
+
+        A class that is predicted but not labelled has 0.
+        """
+        union = self.labelled + self.predicted - self.hits
+        return np.where(union > 0, 100 * self.hits / np.maximum(union, 1), np.nan)
+
+    def miou(self) -> Floats:
+        """[...]: mean IoU in % over the classes that have one; NaN where nothing is labelled."""
+        iou = self.iou()
+        has_one = np.isfinite(iou)
+        means = np.where(has_one, iou, 0).sum(-1) / np.maximum(has_one.sum(-1), 1)
+        return np.where(self.labelled.sum(-1) > 0, means, np.nan)
+
+    @property
+    def pixels(self) -> int:
+        """Labelled pixels."""
+        return int(self.labelled.sum())
+
+    @property
+    def errors(self) -> int:
+        """Labelled pixels that were not rightly predicted."""
+        return self.pixels - int(self.hits.sum())
+
+    def _parts(self) -> tuple[Floats, Floats, Floats]:
+        return self.hits, self.labelled, self.predicted
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedImages:
+    """The scored images of a cell in stream order: tallies [n, K]; index, domain and round [n]."""
+
+    tallies: Tallies
+    index: npt.NDArray[Any]
+    domain: npt.NDArray[Any]
+    round: npt.NDArray[Any]
+
+    def of(self, round_: int, domain: int) -> npt.NDArray[Any]:
+        """The mask of the images of a round and a domain."""
+        mask: npt.NDArray[Any] = (self.round == round_) & (self.domain == domain)
+        return mask
+
+
+def read_segmented(folder: Path) -> SegmentedImages:
+    """The images of a finished cell of segmentation, or UnusableCellError."""
+    confusion, index, domain, round_ = read_predictions(
+        folder, "confusion", "index", "domain", "round"
+    )
+    if confusion.shape[2] != confusion.shape[1] + 1:
+        raise UnusableCellError(
+            "corrupted: predictions.npz holds no confusion matrices of K rows and K + 1 columns"
+        )
+    return SegmentedImages(tallies(confusion), index, domain, round_)
+
+
+def tallies(confusion: npt.NDArray[Any]) -> Tallies:
+    """Of confusion matrices [..., K, K + 1]."""
+    classes = confusion.shape[-2]
+    counts = confusion.astype(np.float64)  # exact: below 2^53 pixels
+    return Tallies(
+        hits=np.diagonal(counts[..., :classes], axis1=-2, axis2=-1),
+        labelled=counts.sum(-1),
+        predicted=counts[..., :classes].sum(-2),
+    )

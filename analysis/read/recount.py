@@ -1,0 +1,187 @@
+"""result.json held against predictions.npz: a result is used only if both tell the same."""
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ctta_bench.analysis.read.counting import Count, Key, count_errors, count_pixels
+from ctta_bench.analysis.read.folders import (
+    UnusableCellError,
+    check_schema,
+    read_json,
+    wrong_content,
+)
+from ctta_bench.analysis.read.measure import metric_named
+
+_ROUNDING = 0.06  # points: result.json may be rounded to one decimal
+_NOT_VALUES = {"domain", "n", "errors", "pixels"}
+_NUMBERS = {float, int, type(None)}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell.
+
+    facts: metric, counters, cost, source accuracy and order hash, by their names in result.json.
+    visits: round and domain of each visit, and counts [visits, 4] its images, errors, classes and
+    whether predictions collapsed. metrics: round, domain and metric of each of the values; errors,
+    ece and IoU in %, NaN where there is nothing to score. Names apart from numbers: cells are
+    many, and those of a grid have the same names.
+    """
+
+    facts: dict[str, Any]
+    visits: tuple[Key, ...]
+    counts: npt.NDArray[np.int64]
+    metrics: tuple[tuple[int, str, str], ...]
+    values: npt.NDArray[np.float64]
+
+
+def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
+    """The result of a finished cell, recounted.
+
+    cell: what cell.yaml says: `cell` (the name), `model_sha256`, `domains` and `metric`. Raises
+    UnusableCellError with the reason if a file is cut, damaged, of a newer schema, of another cell
+    or model, or disagrees with the others.
+    """
+    result = read_json(folder, "result.json")
+    check_schema("result.json", result)
+    try:
+        _check_identity(result, cell)
+        metric = metric_named(result["metric"])
+        reported = {
+            (int(part["round"]), sys.intern(str(entry["domain"]))): entry
+            for part in result["rounds"]
+            for entry in part["domains"]
+        }
+        counts = _RECOUNTS[metric.name](folder, cell["domains"], result)
+        _check_counts(reported, counts)
+        _check_values(reported, counts, metric.name)
+        _check_mean(result)
+        values = _values(reported, counts)
+        return Result(
+            facts=_facts(result),
+            visits=_shared(tuple(counts)),
+            counts=np.array(
+                [(c.n, c.errors, c.classes, c.collapsed) for c in counts.values()], np.int64
+            ).reshape(-1, 4),
+            metrics=_shared(tuple(values)),
+            values=np.array([*values.values()], float),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        raise wrong_content("result.json", error) from error
+
+
+def _facts(result: dict[str, Any]) -> dict[str, Any]:
+    names = ("metric", "source_accuracy", "source_access", "order_sha256")
+    counters = {"skipped_updates": 0, "resets": 0} | result["counters"]
+    classes = tuple(map(str, result.get("classes") or ()))
+    named = {name: result.get(name) for name in names}
+    probes = tuple(result.get("source_probes") or ())
+    return {**named, "classes": classes, "source_probes": probes, **counters, **result["cost"]}
+
+
+def _check_identity(result: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
+    if result["cell"] != cell["cell"]:
+        raise UnusableCellError(
+            f"contradictory: result.json is of cell {result['cell']}, not of this folder"
+        )
+    if result.get("model_sha256", cell["model_sha256"]) != cell["model_sha256"]:
+        raise UnusableCellError(
+            "contradictory: result.json was made with other weights than cell.yaml names"
+        )
+    if metric_named(result["metric"]).name != cell["metric"]:
+        raise UnusableCellError(
+            f"contradictory: result.json is in {result['metric']}, the benchmark of cell.yaml is "
+            f"scored by {cell['metric']}"
+        )
+
+
+_RECOUNTS: Mapping[str, Callable[[Path, Sequence[str], Mapping[str, Any]], dict[Key, Count]]] = {
+    "error": count_errors,
+    "miou": count_pixels,
+}
+
+
+def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:
+    name = next((count.noted[0] for count in counts.values()), "errors")
+    said = {key: (entry[name], entry["n"]) for key, entry in reported.items()}
+    counted = {key: (count.noted[1], count.n) for key, count in counts.items()}
+    if said == counted:
+        return
+    nothing = (0, 0)
+    for key in sorted(said.keys() | counted.keys()):
+        one, other = said.get(key, nothing), counted.get(key, nothing)
+        if one != other:
+            raise UnusableCellError(
+                f"contradictory: round {key[0]}, {key[1]}: {one[0]} {name} in {one[1]} images by "
+                f"result.json, {other[0]} in {other[1]} by predictions.npz"
+            )
+
+
+def _check_values(
+    reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count], metric: str
+) -> None:
+    for key, entry in reported.items():
+        said, counted = entry[metric], counts[key].values[metric]
+        if said is None and counted is None:
+            continue
+        if said is None or counted is None or not abs(said - counted) <= _ROUNDING:
+            raise UnusableCellError(
+                f"contradictory: round {key[0]}, {key[1]}: result.json gives "
+                f"{_article(metric)} {metric} of {said} %, its counts give {_two(counted)} %"
+            )
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeio" else "a"
+
+
+def _two(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _check_mean(result: dict[str, Any]) -> None:
+    """The mean must be that of the domains that have a value, then of the rounds that have one."""
+    metric = result["metric"]
+    mean = _mean([_mean([entry[metric] for entry in part["domains"]]) for part in result["rounds"]])
+    said = result["mean"]
+    if mean is None and said is None:
+        return
+    if mean is None or said is None or not abs(mean - said) <= _ROUNDING:
+        raise UnusableCellError(
+            f"contradictory: result.json gives a mean of {said}, its domains {_two(mean)}"
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
+
+
+def _values(
+    reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]
+) -> dict[tuple[int, str, str], float | None]:
+    """Metrics of every domain: the recounted ones exact, where result.json may be rounded."""
+    values = {}
+    for (step, domain), entry in reported.items():
+        counted = counts[step, domain].values
+        for metric, value in entry.items():
+            if metric not in counted and metric not in _NOT_VALUES and type(value) in _NUMBERS:
+                values[step, domain, metric] = value
+        for metric, value in counted.items():
+            values[step, domain, metric] = value
+    return values
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(names: tuple[_T, ...]) -> tuple[_T, ...]:
+    """The same tuple for equal ones."""
+    return names

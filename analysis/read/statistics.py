@@ -1,0 +1,226 @@
+"""Do two methods differ? A paired bootstrap over test images, and Holm's correction."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctta_bench.analysis.read.confusion import SegmentedImages, read_segmented
+from ctta_bench.analysis.read.predictions import read_predictions
+from ctta_bench.errors import RunError
+
+Floats = npt.NDArray[np.float64]
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of a minus that of b, in points; low and high bound its 95 % interval."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def paired_bootstrap(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    *,
+    metric: str = "error",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> PairedDifference:
+    """Difference in the mean of a metric, resampling the images within each domain.
+
+    runs_a, runs_b: the finished cell folders of a method, one per seed. An image is an index
+    within a domain; its repetitions in rounds and seeds stay together. Domains weigh equally.
+    `error`: the correctness of an image is averaged over rounds and seeds before it is drawn.
+    `miou`: the confusion matrices of the drawn images are summed, and each domain's mIoU is
+    computed anew for each round and seed. p is two-sided: twice the share of resamples on the wrong
+    side of zero, with one added to both counts. It says how sure the difference is for other images
+    of the same kind, not for other seeds.
+
+    Raises RunError if the two did not see the same images.
+    """
+    generator = np.random.default_rng(seed)
+    difference, means = _RESAMPLED[metric](runs_a, runs_b, resamples, generator)
+    low, high = np.percentile(means, [2.5, 97.5])
+    wrong_side = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
+    return PairedDifference(
+        difference=difference,
+        low=float(low),
+        high=float(high),
+        p=min(1.0, 2 * (1 + int(wrong_side)) / (resamples + 1)),
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: p-values that bound the chance of a single false alarm."""
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(stepped, 1.0)
+    return [float(value) for value in corrected]
+
+
+def _check_same_images(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    images_a: Mapping[int, npt.NDArray[Any]],
+    images_b: Mapping[int, npt.NDArray[Any]],
+) -> None:
+    """Per domain, the image numbers of both, sorted."""
+    if images_a.keys() != images_b.keys() or any(
+        not np.array_equal(images_a[domain], images_b[domain]) for domain in images_a
+    ):
+        raise RunError(
+            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so they cannot be paired; "
+            "compare runs of one benchmark, subset and seed."
+        )
+
+
+def _resampled_errors(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[float, Floats]:
+    """The difference in error, and that of each resample, in points."""
+    errors_a, errors_b = _image_errors(runs_a), _image_errors(runs_b)
+    _check_same_images(
+        runs_a,
+        runs_b,
+        {domain: images for domain, (images, _) in errors_a.items()},
+        {domain: images for domain, (images, _) in errors_b.items()},
+    )
+    differences = [errors_a[domain][1] - errors_b[domain][1] for domain in sorted(errors_a)]
+    means = np.mean([_resampled_means(d, resamples, generator) for d in differences], axis=0)
+    return 100 * float(np.mean([d.mean() for d in differences])), 100 * means
+
+
+def _resampled_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
+    """[resamples] means of n images drawn with replacement from n.
+
+    A difference takes few values, so a draw is how often each value comes: one multinomial.
+    """
+    values, counts = np.unique(difference, return_counts=True)
+    draws = generator.multinomial(len(difference), counts / len(difference), size=resamples)
+    means: Floats = draws @ values / len(difference)
+    return means
+
+
+def _image_errors(runs: Sequence[Path | str]) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
+    """Per domain: the image numbers, sorted, and the share of wrong answers to each image."""
+    files = [Path(run) / "predictions.npz" for run in runs]
+    return _read_image_errors(
+        tuple(map(Path, runs)), tuple(f.stat().st_mtime_ns for f in files if f.exists())
+    )
+
+
+@functools.lru_cache(maxsize=32)  # a method is compared with many others
+def _read_image_errors(
+    runs: tuple[Path, ...], _changed: tuple[int, ...]
+) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
+    parts: dict[int, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
+    for run in runs:
+        for domain, index, wrong in _wrong_answers(run):
+            parts.setdefault(domain, []).append((index, wrong))
+    return {domain: _share(part) for domain, part in parts.items()}
+
+
+def _wrong_answers(run: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    prediction, label, domain, index = read_predictions(
+        run, "prediction", "label", "domain", "index"
+    )
+    for position in np.unique(domain).tolist():
+        here = domain == position
+        yield position, index[here], prediction[here] != label[here]
+
+
+def _share(
+    parts: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+) -> tuple[npt.NDArray[Any], Floats]:
+    index = np.concatenate([part[0] for part in parts])
+    wrong = np.concatenate([part[1] for part in parts])
+    images, place, times = np.unique(index, return_inverse=True, return_counts=True)
+    # counts, not a running mean: equal shares must be equal bits for _resampled_means
+    return images, np.bincount(place, weights=wrong, minlength=len(images)) / times
+
+
+def _resampled_mious(
+    runs_a: Sequence[Path | str],
+    runs_b: Sequence[Path | str],
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[float, Floats]:
+    """The difference in mIoU, and that of each resample, in points."""
+    cells_a, cells_b = ([read_segmented(Path(run)) for run in runs] for runs in (runs_a, runs_b))
+    images, images_b = _segmented_images(cells_a), _segmented_images(cells_b)
+    _check_same_images(runs_a, runs_b, images, images_b)
+    # The first line counts each image once: it is the difference itself.
+    weights = {
+        domain: np.vstack(
+            [
+                np.ones(len(of_domain)),
+                generator.multinomial(
+                    len(of_domain), np.full(len(of_domain), 1 / len(of_domain)), size=resamples
+                ),
+            ]
+        )
+        for domain, of_domain in sorted(images.items())
+    }
+    means = [
+        np.mean([_mean_mious(cell, images, weights) for cell in cells], axis=0)
+        for cells in (cells_a, cells_b)
+    ]
+    differences: Floats = means[0] - means[1]
+    return float(differences[0]), differences[1:]
+
+
+def _segmented_images(cells: Sequence[SegmentedImages]) -> dict[int, npt.NDArray[Any]]:
+    domains = sorted({int(domain) for cell in cells for domain in np.unique(cell.domain)})
+    return {
+        domain: np.unique(np.concatenate([cell.index[cell.domain == domain] for cell in cells]))
+        for domain in domains
+    }
+
+
+def _mean_mious(
+    cell: SegmentedImages, images: Mapping[int, npt.NDArray[Any]], weights: Mapping[int, Floats]
+) -> Floats:
+    """[draws] mean mIoU of a cell over domains, then rounds, its images weighted [draws, n]."""
+    rounds = []
+    for step in np.unique(cell.round).tolist():
+        mious = []
+        for domain, numbers in images.items():
+            here = np.flatnonzero(cell.of(step, domain))
+            if len(here):
+                columns = np.searchsorted(numbers, cell.index[here])
+                mious.append(cell.tallies.at(here).weighted(weights[domain][:, columns]).miou())
+        rounds.append(_mean_of_present(mious))
+    return _mean_of_present(rounds)
+
+
+def _mean_of_present(values: Sequence[Floats]) -> Floats:
+    """Mean over the first axis, without what has nothing to score (NaN)."""
+    stacked = np.asarray(values)
+    present = np.isfinite(stacked)
+    counts = present.sum(0)
+    sums = np.where(present, stacked, 0).sum(0)
+    means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means
+
+
+_RESAMPLED: Mapping[
+    str,
+    Callable[
+        [Sequence[Path | str], Sequence[Path | str], int, np.random.Generator],
+        tuple[float, Floats],
+    ],
+] = {"error": _resampled_errors, "miou": _resampled_mious}

@@ -1,0 +1,206 @@
+"""The page of a report: one HTML file that holds all it shows, its script and its data."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+from markupsafe import Markup, escape
+
+from ctta_bench.analysis.figure.curves import window_text
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.folders import STATES
+from ctta_bench.analysis.table.rows import row_labels, rows
+from ctta_bench.analysis.table.table import Table
+
+_TEMPLATES = Path(__file__).parent / "templates"
+MAX_POINTS = 2000  # of a curve that is drawn in the browser
+MAX_CELL_PAGES = 300  # cells whose configuration, environment and log stand on the page
+LOG_LINES = 20
+# name -> what the suite says of a method: description, paper, checked_against, source_access.
+# Needs the registry, so that the caller of a report brings it along.
+DescribeMethods = Callable[[Sequence[str]], dict[str, dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The part of the page about one group; `folded` are tables by class and domain.
+
+    figures: kind, what it shows, PNG in base64. stream: what the interactive curves draw.
+    """
+
+    title: str
+    headline: str
+    tables: list[Table]
+    figures: list[tuple[str, str, str]]
+    cells: list[dict[str, Any]]
+    folded: list[Table] = field(default_factory=list)
+    stream: dict[str, Any] | None = None
+
+
+def render(
+    directory: Path,
+    runs: Runs,
+    sections: Sequence[Section],
+    methods: dict[str, dict[str, str]],
+) -> str:
+    """The page. `methods` are facts by method name, those of cells without any may be missing."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"code": _code, "embedded": _embedded}
+    counts = runs.cells["state"].value_counts()
+    return environment.get_template("report.html.j2").render(
+        title=directory.resolve().name,
+        states=", ".join(f"{counts[state]} {state}" for state in STATES if state in counts),
+        sections=sections,
+        methods=_method_pages(runs, methods),
+        left_out=[(_relative(folder, directory), reason) for folder, reason in runs.left_out],
+        chart_script=_chart_script(),
+        chart_style=Markup((_TEMPLATES / "uPlot.min.css").read_text("utf-8")),
+        script=Markup((_TEMPLATES / "page.js").read_text("utf-8")),
+        style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
+        has_streams=any(section.stream for section in sections),
+    )
+
+
+def _chart_script() -> Markup:
+    """The library that draws the curves (uPlot, MIT), with its licence, which goes along."""
+    licence = (_TEMPLATES / "uPlot.LICENSE").read_text("utf-8")
+    script = (_TEMPLATES / "uPlot.iife.min.js").read_text("utf-8")
+    return Markup(f"/*\n{licence}*/\n{script}")
+
+
+def stream_data(drawn: pd.DataFrame, mistakes: str) -> dict[str, Any]:
+    """What the browser draws of a stream figure's numbers: x, a line per method, and domains.
+
+    drawn: the CSV of `stream_figure`. mistakes: what is drawn, in words. Long curves are thinned to
+    every k-th batch; `every` is k.
+    """
+    methods = list(dict.fromkeys(drawn["method"]))
+    first = drawn[drawn["method"] == methods[0]]
+    every = max(1, -(-len(first) // MAX_POINTS))
+    bands = (first[["round", "domain"]] != first[["round", "domain"]].shift()).any(axis=1).cumsum()
+    spans = (
+        first.assign(band=bands)
+        .groupby("band")
+        .agg({"images": "last", "domain": "first", "round": "first"})
+    )
+    curves = {name: part["smoothed"].to_numpy() for name, part in drawn.groupby("method")}
+    resets = {
+        name: sorted(set((np.flatnonzero(part["resets"]) // every).tolist()))
+        for name, part in drawn.groupby("method")
+    }
+    window = None if drawn["window"].isna().any() else int(drawn["window"].iloc[0])
+    return {
+        "x": first["images"].tolist()[::every],
+        "lines": [
+            {
+                "name": name,
+                "y": [round(float(v), 3) for v in curves[name][::every]],
+                "resets": resets[name],
+            }
+            for name in methods
+        ],
+        "bands": [
+            {"end": float(end), "domain": str(domain), "round": int(step) + 1}
+            for end, domain, step in spans.itertuples(index=False)
+        ],
+        "axis": f"{mistakes} in % ({window_text(window)})",
+        "every": every,
+    }
+
+
+def cell_pages(group: Runs) -> list[dict[str, Any]]:
+    """The cells of a group: label, seed, state, mean, versions, and the files of each as texts."""
+    versions = ["ctta_bench", "commit", "python", "torch", "timm", "attention", "device"]
+    labels = row_labels(group.cells)
+    means = {
+        cell: mean
+        for row in rows(group)
+        for cell, mean in zip(row.finished["cell"], row.seed_means, strict=True)
+    }
+    return [
+        {
+            "label": label,
+            "cell": cell["cell"],
+            "method": cell["method"],
+            "seed": cell["seed"],
+            "state": cell["state"],
+            "reason": cell["reason"],
+            "mean": _decimal(means.get(cell["cell"], np.nan)),
+            "seconds": _decimal(cell["seconds"]),
+            "versions": ", ".join(
+                f"{name} {cell[name]}" for name in versions if not pd.isna(cell[name])
+            ),
+            "hyperparameters": ", ".join(
+                f"{name}={json.dumps(value)}"
+                for name, value in json.loads(cell["hyperparameters"]).items()
+            ),
+            "files": _files(Path(cell["path"])) if place < MAX_CELL_PAGES else [],
+        }
+        for place, (label, (_, cell)) in enumerate(zip(labels, group.cells.iterrows(), strict=True))
+    ]
+
+
+def _files(folder: Path) -> list[tuple[str, str]]:
+    """Configuration, environment and the end of the log, those that are there."""
+    found = []
+    for name, what in (("cell.yaml", "configuration"), ("env.json", "environment")):
+        if (folder / name).is_file():
+            found.append((f"{what} ({name})", (folder / name).read_text("utf-8", "replace")))
+    if (log := folder / "log.txt").is_file():
+        lines = log.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+        found.append((f"last {len(lines)} lines of log.txt", "\n".join(lines)))
+    return found
+
+
+def _method_pages(runs: Runs, facts: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """Each method with what the suite says of it and the hyper-parameters it was run with."""
+    pages = []
+    for name, cells in runs.cells.groupby("method"):
+        values: dict[str, list[str]] = {}
+        for text in cells["hyperparameters"].unique():
+            for key, value in json.loads(text).items():
+                shown = value if isinstance(value, str) else json.dumps(value)
+                if shown not in values.setdefault(key, []):
+                    values[key].append(shown)
+        about = facts.get(str(name), {})
+        pages.append(
+            {
+                "name": str(name),
+                "facts": [(key.replace("_", " "), text) for key, text in about.items() if text],
+                "presets": ", ".join(sorted(cells["preset"].unique())),
+                "values": sorted(values.items()),
+                "cells": len(cells),
+            }
+        )
+    return pages
+
+
+def _decimal(value: Any) -> str:
+    return "–" if pd.isna(value) else f"{value:.1f}"
+
+
+def _relative(folder: Path, directory: Path) -> str:
+    return str(folder.relative_to(directory)) if folder != directory else folder.name
+
+
+def _code(text: str) -> Markup:
+    """Text between backticks as <code>, everything escaped."""
+    return Markup(re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _embedded(data: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))

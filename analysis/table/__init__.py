@@ -1,0 +1,1 @@
+"""A table: its rows, notes and missing cells, and its Markdown, LaTeX and CSV."""

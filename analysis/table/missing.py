@@ -1,0 +1,46 @@
+"""Holes of a table: cells that failed, run, stopped or were never started, and what fills them."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from ctta_bench.analysis.table.rows import Row
+from ctta_bench.analysis.table.table import MISSING
+
+MAX_LISTED = 12  # named in a footnote; the list of cells has them all
+
+
+def missing(found: Sequence[Row]) -> Iterator[str]:
+    """What a table lacks: its cells with the reason of each, and the command that fills them."""
+    holes: dict[str, list[str]] = {}
+    for row in found:
+        for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
+            why = (
+                f"{cell['state']}: {cell['reason'].rstrip('.')}"
+                if cell["reason"]
+                else cell["state"]
+            )
+            holes.setdefault(cell["experiment"], []).append(
+                f"{row.label} seed {cell['seed']} ({why})"
+            )
+    for experiment, label, seed in _never_started(found):
+        holes.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
+    for experiment, parts in holes.items():
+        yield f"{MISSING} Missing: {listed(parts)}. `ctta-bench grid {experiment}` fills them."
+
+
+def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
+    """Seeds that other methods of an experiment have and a row has no folder for."""
+    cells = pd.concat([row.cells.assign(label=row.label) for row in found])
+    for experiment, part in cells.groupby("experiment"):
+        seeds = sorted(part["seed"].unique())
+        for label, same in part.groupby("label"):
+            for seed in seeds:
+                if seed not in set(same["seed"]):
+                    yield str(experiment), str(label), int(seed)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The first parts with commas between them, and how many more there are."""
+    more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
+    return ", ".join(parts[:MAX_LISTED]) + more

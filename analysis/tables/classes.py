@@ -1,0 +1,201 @@
+"""IoU by class: a table for each domain and one over all of them, and a figure."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
+from ctta_bench.analysis.figure.plots import COLOURS, SOURCE_COLOUR
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.measure import CLASS_PREFIX
+from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, rows
+from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, safe_name
+
+MAX_BARS = 5  # methods in the figure: the tables have them all
+
+Floats = npt.NDArray[np.float64]
+
+
+def classes_of(runs: Runs) -> list[str]:
+    """The names of the classes that a group is scored by, [] where there is no score by class."""
+    return next((list(names) for names in runs.cells["classes"] if len(names)), [])
+
+
+def class_tables(runs: Runs) -> list[Table]:
+    """IoU by class of one group, over all domains and then for each; [] without such scores."""
+    classes = classes_of(runs)
+    found = [row for row in rows(runs) if len(row.values)]
+    if not classes or not found:
+        return []
+    cubes = {row.label: _cube(runs, row, classes) for row in found}
+    domains, stem = domain_names(runs), notes.table_name(runs)
+    means = "mean over domains, rounds and seeds in which the class has one"
+    tables = [
+        _table(
+            f"{stem}-classes",
+            f"IoU in % by class: {notes.title(runs)}. Each is the {means}; the last column is the "
+            f"metric itself, the mean over classes before that over domains. {_LEGEND}",
+            {label: _mean(cube, 3) for label, cube in cubes.items()},
+            classes,
+            {row.label: row.mean for row in found},
+            {},
+        )
+    ]
+    for place, domain in enumerate(domains):
+        by_round = {label: cube[:, :, place] for label, cube in cubes.items()}
+        tables.append(
+            _table(
+                f"{stem}-classes-{safe_name(domain)}",
+                f"IoU in % by class in {domain}: {notes.title(runs)}. Mean over rounds and seeds. "
+                f"{_LEGEND}",
+                {label: _mean(part, 2) for label, part in by_round.items()},
+                classes,
+                {row.label: float(row.over(axis=1)[place]) for row in found},
+                {label: _counts(part) for label, part in by_round.items()},
+            )
+        )
+    return tables
+
+
+_LEGEND = (
+    f"{MISSING}: neither labelled nor predicted, and not in the mean; a class that is predicted "
+    "but never labelled has 0. Best bold, second underlined."
+)
+
+
+def class_notes(runs: Runs) -> Iterator[str]:
+    """How many classes are in the mean of each domain, and which are not."""
+    classes = classes_of(runs)
+    cubes = [_cube(runs, row, classes) for row in rows(runs) if len(row.values)]
+    if not classes or not cubes:
+        return
+    parts = []
+    for place, domain in enumerate(domain_names(runs)):
+        is_in = np.concatenate(
+            [np.isfinite(cube[:, :, place]).reshape(-1, len(classes)) for cube in cubes]
+        )
+        is_in = is_in[is_in.any(axis=1)]  # a domain without a label is another note's
+        if len(is_in):
+            parts.append(_domain_note(domain, is_in, classes))
+    if parts:
+        yield f"Classes in the mean, of {len(classes)}: {'; '.join(parts)}."
+
+
+def _domain_note(domain: str, is_in: npt.NDArray[np.bool_], classes: Sequence[str]) -> str:
+    """`night 17 (without train, bus)`, or a range where runs differ in what they predict."""
+    some, every = np.asarray(is_in.any(axis=0)), np.asarray(is_in.all(axis=0))
+    never = [name for name, there in zip(classes, some, strict=True) if not there]
+    partly = [name for name, there in zip(classes, some & ~every, strict=True) if there]
+    why = [f"without {', '.join(never)}"] if never else []
+    why += [f"in some runs without {', '.join(partly)}"] if partly else []
+    return f"{domain} {_range(is_in.sum(axis=1))}" + (f" ({'; '.join(why)})" if why else "")
+
+
+def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
+    """Bars of the IoU of each class, over all domains: source beside the best methods.
+
+    Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing without such scores.
+    """
+    classes = classes_of(runs)
+    found = [row for row in rows(runs) if not np.isnan(row.mean)][:MAX_BARS]
+    if not classes or not found:
+        return []
+    values = {row.label: _mean(_cube(runs, row, classes), 3) for row in found}
+    with canvas.wide.drawing():
+        figure = canvas.wide.figure((11, 3.6), 2.4)
+        axes = figure.subplots()
+        width = 0.84 / len(found)
+        for number, row in enumerate(found):
+            is_source = row.method == SOURCE
+            axes.bar(
+                np.arange(len(classes)) + (number - (len(found) - 1) / 2) * width,
+                np.nan_to_num(values[row.label]),
+                width,
+                color="#BBBBBB" if is_source else COLOURS[number % len(COLOURS)],
+                hatch="///" if is_source else "",
+                edgecolor="white",
+                lw=0,
+                label=row.label,
+            )
+        absent = np.all([np.isnan(v) for v in values.values()], axis=0)
+        for place in np.flatnonzero(absent).tolist():
+            axes.text(place, 1, MISSING, ha="center", color=SOURCE_COLOUR)
+        axes.set_xticks(range(len(classes)), classes, rotation=40, ha="right")
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlim(-0.6, len(classes) - 0.4)
+        axes.set_ylabel("IoU in % (higher is better)")
+        axes.legend(
+            frameon=False,
+            ncols=len(found),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            fontsize="small",
+        )
+        canvas.title(figure, notes.title(runs))
+        drawn = pd.DataFrame(values, index=pd.Index(classes, name="class")).reset_index()
+        return save_figure(figure, drawn, stem)
+
+
+def _cube(runs: Runs, row: Row, classes: Sequence[str]) -> Floats:
+    """[finished seeds, rounds, domains, classes] IoU in %, NaN where a class has none."""
+    cells, domains = list(row.finished["cell"]), domain_names(runs)
+    here = runs.results[
+        runs.results["cell"].isin(cells) & runs.results["metric"].str.startswith(CLASS_PREFIX)
+    ]
+    cube = np.full((len(cells), int(row.cells["rounds"].iloc[0]), len(domains), len(classes)), None)
+    places = [
+        here["cell"].map({cell: place for place, cell in enumerate(cells)}),
+        here["round"],
+        here["domain"].map({name: place for place, name in enumerate(domains)}),
+        here["metric"].map({f"{CLASS_PREFIX}{n}": place for place, n in enumerate(classes)}),
+    ]
+    cube[tuple(place.to_numpy(dtype=np.int64) for place in places)] = here["value"].to_numpy()
+    return cube.astype(np.float64)
+
+
+def _mean(values: Floats, axes: int) -> Floats:
+    """[classes]: the mean over so many first axes of what there is."""
+    flat = values.reshape(-1, values.shape[axes])
+    present = np.isfinite(flat)
+    sums = np.where(present, flat, 0).sum(0)
+    means: Floats = np.where(present.any(0), sums / np.maximum(present.sum(0), 1), np.nan)
+    return means
+
+
+def _counts(by_round: Floats) -> str:
+    """How many classes are in the mean, over rounds and seeds."""
+    return _range(np.isfinite(by_round).sum(-1).ravel())
+
+
+def _range(counts: npt.NDArray[np.int_]) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _table(
+    name: str,
+    caption: str,
+    by_class: dict[str, Floats],
+    classes: Sequence[str],
+    mious: dict[str, float],
+    counts: dict[str, str],
+) -> Table:
+    frame = pd.DataFrame(list(by_class.values()), index=list(by_class), columns=list(classes))
+    frame["mIoU"] = list(mious.values())
+    columns = {column: ranked(frame[column], higher=True) for column in frame.columns}
+    if counts:
+        columns["classes"] = [Entry(counts[label]) for label in frame.index]
+    return Table(
+        name=name,
+        caption=caption,
+        frame=frame,
+        header=("method", *columns),
+        lines=tuple(
+            (str(label), tuple(entries[line] for entries in columns.values()))
+            for line, label in enumerate(frame.index)
+        ),
+    )

@@ -1,0 +1,255 @@
+"""The tables of a report: the metric per domain and per round, and whether methods differ."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctta_bench.analysis.figures.sweeps import in_axis_order
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.statistics import (
+    RESAMPLES,
+    PairedDifference,
+    holm,
+    paired_bootstrap,
+)
+from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.rows import (
+    SOURCE,
+    Row,
+    domain_names,
+    metric_of,
+    rows,
+    short_names,
+    source_row,
+)
+from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
+from ctta_bench.analysis.tables.classes import class_notes
+from ctta_bench.errors import RunError
+
+SIGNIFICANT = 0.05
+MAX_COLUMNS = 24  # of a table by round and domain; beyond, it is of rounds alone
+
+Cells = set[tuple[str, str]]  # row label and column of the frame
+
+
+def tables(runs: Runs) -> list[Table]:
+    """One main table per group; rows of different weights or protocols never share one."""
+    return [main_table(group) for group in runs.groups()]
+
+
+def main_table(runs: Runs) -> Table:
+    """The metric of one group: a row per method, a column per domain in the order of the stream.
+
+    Means are over domains, then rounds, then finished seeds; one with a missing part is missing.
+    """
+    found = in_axis_order(rows(runs))
+    domains = domain_names(runs)
+    columns = short_names(domains)
+    frame = _frame(found, [row.over(axis=1) for row in found], columns)
+    _add_gain(frame, found, runs)
+    flagged = {
+        (row.label, short)
+        for row in found
+        for name, short in zip(domains, columns, strict=True)
+        if name in notes.collapsed_domains(runs, row)
+    }
+    return _table(
+        Table(
+            notes.table_name(runs),
+            notes.caption(runs, found),
+            frame,
+            header=("method", *columns),
+            lines=(),
+            unit=f"{metric_of(runs).symbol} %",
+            footnotes=(*notes.footnotes(runs, found), *class_notes(runs)),
+        ),
+        found,
+        runs,
+        flagged,
+        _empty(found, [row.is_empty(0, 1) for row in found], columns),
+    )
+
+
+def round_table(runs: Runs) -> Table | None:
+    """One group by round and domain with the mean of each round; None for a single round.
+
+    Of many rounds or domains the means alone.
+    """
+    num_rounds = int(runs.cells["rounds"].iloc[0])
+    if num_rounds == 1:
+        return None
+    found = in_axis_order(rows(runs))
+    rounds = [f"round {number + 1}" for number in range(num_rounds)]
+    short = short_names(domain_names(runs))
+    by_domain = num_rounds * (len(short) + 1) <= MAX_COLUMNS
+    if not by_domain:
+        short = []
+    columns = [name for step in rounds for name in (*(f"{step} {d}" for d in short), step)]
+    parts = [_by_round(row.by_round()[:, : len(short)], row.over(axis=2)) for row in found]
+    empty = [_by_round(row.is_empty(0)[:, : len(short)], row.is_empty(0, 2)) for row in found]
+    frame = _frame(found, parts, columns)
+    _add_gain(frame, found, runs)
+    heads = [*short, "mean"] * num_rounds if by_domain else columns
+    return _table(
+        Table(
+            f"{notes.table_name(runs)}-rounds",
+            f"By round{' and domain' if by_domain else ''}. {notes.caption(runs, found)}",
+            frame,
+            header=("method", *heads),
+            lines=(),
+            footnotes=notes.footnotes(runs, found),
+            spans=(("", 1), *((name, len(short) + 1) for name in rounds)) if by_domain else (),
+        ),
+        found,
+        runs,
+        set(),
+        _empty(found, empty, columns),
+    )
+
+
+def _by_round(values: npt.NDArray[Any], means: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[rounds, domains] and [rounds] as one line: the domains of a round, then its mean."""
+    return np.concatenate([values, means[:, None]], axis=1).ravel()
+
+
+def significance_table(runs: Runs) -> Table | None:
+    """Each method of one group against source, or None without a finished source to pair with."""
+    found = in_axis_order(rows(runs))
+    source = source_row(found)
+    others = [row for row in found if row is not source and not np.isnan(row.mean)]
+    metric = metric_of(runs)
+    if source is None or not others:
+        return None
+    # As many resamples as let the smallest p stay well below SIGNIFICANT after correction.
+    resamples = max(RESAMPLES, 100 * len(others))
+    results = {row.label: _against(row, source, metric.name, resamples) for row in others}
+    paired = {label: r for label, r in results.items() if isinstance(r, PairedDifference)}
+    frame = pd.DataFrame(
+        [(r.difference, r.low, r.high, r.p) for r in paired.values()],
+        index=list(paired),
+        columns=["difference", "low", "high", "p"],
+    )
+    frame["p_holm"] = holm(frame["p"].tolist())
+    return Table(
+        name=f"{notes.table_name(runs)}-significance",
+        caption=(
+            f"Each method against {source.label}: {notes.title(runs)}. Difference in mean "
+            f"{metric.symbol} in points ({metric.sign_of_better}: the method is better) with its "
+            "95 % interval and two-sided p from a paired bootstrap over the test images, and p "
+            f"after Holm's correction; bold where that is below {SIGNIFICANT}."
+        ),
+        frame=frame.reindex(list(results)),
+        header=("method", "difference", "95 % interval", "p", "p (Holm)"),
+        lines=tuple((row.label, _significance_line(frame, row.label)) for row in others),
+        footnotes=tuple(f"{name}: {r}" for name, r in results.items() if isinstance(r, str)),
+    )
+
+
+def _frame(
+    found: Sequence[Row], parts: Sequence[npt.NDArray[np.float64]], columns: list[str]
+) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(
+        np.reshape(parts, (len(found), len(columns))),
+        index=[row.label for row in found],
+        columns=columns,
+    )
+    frame["mean"] = [row.mean for row in found]
+    frame["std"] = [row.std for row in found]
+    return frame
+
+
+def _add_gain(frame: pd.DataFrame, found: Sequence[Row], runs: Runs) -> None:
+    source = source_row(found)
+    if source is not None:
+        metric = metric_of(runs)
+        frame["gain"] = [metric.gain(source.mean, mean) for mean in frame["mean"]]
+    frame["seeds"] = [len(row.values) for row in found]
+
+
+def _empty(
+    found: Sequence[Row], masks: Sequence[npt.NDArray[np.bool_]], columns: Sequence[str]
+) -> Cells:
+    """Where there was nothing to score."""
+    return {
+        (row.label, column)
+        for row, mask in zip(found, masks, strict=True)
+        for column, is_empty in zip(columns, mask, strict=True)
+        if is_empty
+    }
+
+
+def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty: Cells) -> Table:
+    """The plan with its lines, and with the columns that every such table ends with."""
+    frame, higher = plan.frame, metric_of(runs).higher_is_better
+    values = list(frame.columns[: list(frame.columns).index("mean")])
+    columns = {
+        name: ranked(frame[name], higher, _in(empty, name), _in(flagged, name))
+        for name in [*values, "mean"]
+    }
+    columns["mean"] = [
+        entry if np.isnan(std) else Entry(f"{entry.text} ± {std:.1f}", entry.best, entry.second)
+        for entry, std in zip(columns["mean"], frame["std"], strict=True)
+    ]
+    if "gain" in frame:
+        columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
+    if _seeds_vary(found):
+        columns["seeds"] = [Entry(_seeds(row)) for row in found]
+    more = list(columns)[len(values) :]
+    return replace(
+        plan,
+        header=(*plan.header, *more),
+        lines=tuple(
+            (row.label, tuple(entries[line] for entries in columns.values()))
+            for line, row in enumerate(found)
+        ),
+        spans=(*plan.spans, ("all rounds", len(more))) if plan.spans else (),
+    )
+
+
+def _in(cells: Cells, column: str) -> set[str]:
+    """The row labels of the cells in a column."""
+    return {label for label, name in cells if name == column}
+
+
+def _seeds_vary(found: Sequence[Row]) -> bool:
+    return len({(len(row.values), len(row.cells)) for row in found}) > 1 or any(
+        len(row.values) != len(row.cells) for row in found
+    )
+
+
+def _seeds(row: Row) -> str:
+    done, planned = len(row.values), len(row.cells)
+    return str(done) if done == planned else f"{done}/{planned}"
+
+
+def _against(row: Row, source: Row, metric: str, resamples: int) -> PairedDifference | str:
+    """The paired difference over the seeds both have, or the sentence that says why not."""
+    paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (row, source)]
+    common = sorted(paths[0].keys() & paths[1].keys())
+    if not common:
+        return f"no finished seed in common with {SOURCE}."
+    try:
+        ours, theirs = ([part[seed] for seed in common] for part in paths)
+        return paired_bootstrap(ours, theirs, metric=metric, resamples=resamples)
+    except RunError as error:
+        return str(error)
+
+
+def _significance_line(frame: pd.DataFrame, label: str) -> tuple[Entry, ...]:
+    if label not in frame.index:
+        return (Entry(MISSING),) * 4
+    difference, low, high, p, p_holm = frame.loc[label]
+    return (
+        Entry(signed(difference), best=p_holm < SIGNIFICANT),
+        Entry(f"[{signed(low)}, {signed(high)}]"),
+        Entry(_p_text(p)),
+        Entry(_p_text(p_holm)),
+    )
+
+
+def _p_text(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

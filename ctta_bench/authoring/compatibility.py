@@ -1,0 +1,77 @@
+"""Which method serves which model, and what it would update there; no weights and no data needed.
+
+`ctta-bench list methods --model MODEL` prints it. A method that cannot serve a model says so when
+it is built.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ctta_bench.config.presets import preset_values
+from ctta_bench.config.validation import validate
+from ctta_bench.errors import MethodError
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel, Task
+from ctta_bench.registry import METHODS
+from ctta_bench.source_models.preprocessing import recorded_preprocessing
+from ctta_bench.source_models.pretrained import build
+
+# Whose presets show a method on a model of a task, where no benchmark is named.
+PRESETS_FOR: dict[Task, str] = {"classification": "any", "segmentation": "cityscapes_acdc"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method on a model: the tensors it trains with their numbers of values, or why not.
+
+    `scored` is the network whose logits are scored, always as it is before the batch's update.
+    """
+
+    method: str
+    model: str
+    refusal: str = ""
+    trainable: dict[str, int] = field(default_factory=dict)
+    scored: str = ""
+    source_access: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Trained values in all."""
+        return sum(self.trainable.values())
+
+
+def pairs(model: str, methods: list[str]) -> Iterator[Pair]:
+    """Each of `methods`, with its default preset, on the model called `model`.
+
+    Raises ConfigError for an unknown model.
+    """
+    network = build(model).eval()
+    preprocessing = recorded_preprocessing(network, "true")
+    for name in methods:
+        fresh = SourceModel(copy.deepcopy(network), name=model, preprocessing=preprocessing)
+        yield pair(name, fresh)
+
+
+def pair(name: str, model: SourceModel) -> Pair:
+    """The method called `name` on a model, which it changes."""
+    entry = METHODS.get(name)
+    values = preset_values(name, "default", PRESETS_FOR[model.task])
+    try:
+        method = entry(model, validate(entry.Hyperparameters, values, f"method {name}"))
+    except MethodError as error:
+        return Pair(name, model.name, refusal=str(error))
+    return Pair(
+        name,
+        model.name,
+        trainable={key: p.numel() for key, p in method.trainable.items()},
+        scored=_scored(method),
+        source_access=method.source_access,
+    )
+
+
+def _scored(method: Method) -> str:
+    try:
+        return "model" if method.scored_model is method.model else "teacher"
+    except MethodError:  # a teacher, with prompts that no plain network holds
+        return "teacher"

@@ -1,0 +1,347 @@
+"""Golden figures of official implementations against ours.
+
+A folder of cases holds `cases/NAME.json` and `.safetensors`, two small models and one stream; its
+format is described in tests/parity/README.md. Further folders come from the environment variable
+CTTA_BENCH_PARITY, separated as in PATH.
+"""
+
+import csv
+import importlib
+import json
+import math
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel
+from ctta_bench.record.folder import atomic
+from ctta_bench.registry import METHODS
+
+ENVIRONMENT = "CTTA_BENCH_PARITY"
+# In words, among the patches of a case.
+_STORED_WITH = re.compile(r"of the case (\w+) \(stored once\)")
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """One golden case and the folder whose models and stream it uses."""
+
+    name: str
+    folder: Path
+
+    def read(self) -> dict[str, Any]:
+        """The description of the case."""
+        text = (self.folder / "cases" / f"{self.name}.json").read_text(encoding="utf-8")
+        case: dict[str, Any] = json.loads(text)
+        return case
+
+    def recorded(self) -> dict[str, Tensor]:
+        """The recorded tensors of the case, with start values that another one stores for it."""
+        tensors = load_file(self.folder / "cases" / f"{self.name}.safetensors")
+        for other in _STORED_WITH.findall(" ".join(self.read().get("patches", []))):
+            whole = load_file(self.folder / "cases" / f"{other}.safetensors")
+            tensors |= {k: v for k, v in whole.items() if k.startswith("aux/start/")}
+        return tensors
+
+
+def repository_cases() -> Path:
+    """The folder of cases in the repository that the package runs from.
+
+    Raises ConfigError if it is installed without one.
+    """
+    folder = Path(__file__).resolve().parents[2] / "tests" / "parity"
+    if not folder.is_dir():
+        raise ConfigError(
+            "parity: this installation has no golden cases beside it; name a folder with --cases "
+            "(tests/parity of the repository)."
+        )
+    return folder
+
+
+def collect(folders: Iterable[Path], method: str | None = None) -> dict[str, CaseFile]:
+    """Cases by name, of `folders` and of those in CTTA_BENCH_PARITY; of one method if given."""
+    extra = [Path(p) for p in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if p]
+    found = {}
+    for folder in [*folders, *extra]:
+        if not (folder / "cases").is_dir():
+            raise DataError(f"{folder}: holds no folder `cases` of golden cases.")
+        for file in sorted((folder / "cases").glob("*.json")):
+            found[file.stem] = CaseFile(file.stem, folder)
+    if method is None:
+        return found
+    served = {name: translate(file.read()) for name, file in found.items()}
+    return {n: f for n, f in found.items() if served[n] and served[n].method == method}
+
+
+def translations() -> list[Any]:
+    """All translations in `ctta_bench.methods.official`."""
+    package = importlib.import_module("ctta_bench.methods.official")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    return [t for module in modules for t in module.TRANSLATIONS]
+
+
+def translate(case: dict[str, Any]) -> Any:
+    """The translation that serves `case`, or None if no method of ours does."""
+    return next((t for t in translations() if t.matches(case)), None)
+
+
+def tiny_vit() -> nn.Module:
+    """The cases' ViT: width 48, depth 4, patch 8, 32-pixel images, 10 classes."""
+    return VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=4, num_classes=10
+    )
+
+
+class TinyCNN(nn.Module):
+    """The cases' BatchNorm network: three strided convolutions, pooling, one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, (before, after) in enumerate(((3, 16), (16, 32), (32, 48)), start=1):
+            convolution = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+            block = nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU())
+            self.add_module(f"block{number}", block)
+        self.fc = nn.Linear(48, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] to logits [n, 10]."""
+        for number in (1, 2, 3):
+            images = self.get_submodule(f"block{number}")(images)
+        return self.fc(nn.functional.adaptive_avg_pool2d(images, 1).flatten(1))
+
+
+class CaseSource:
+    """The stream's 64 source images in batches of 16, in order, as `prepare` may read them."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batches(self, batch_size: int = 16) -> list[Tensor]:
+        """Images [16, 3, 32, 32] in [0, 1]."""
+        return list(self._images.split(16))
+
+    def labelled_batches(
+        self, batch_size: int = 16, *, epoch: int = 0, first: int = 0
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels int64 [16], the same in every epoch."""
+        return list(zip(self._images.split(16), self._labels.split(16), strict=True))[first:]
+
+    def once(
+        self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """What is made; nothing is kept."""
+        return make()
+
+
+@dataclass
+class Play:
+    """A case played through our method."""
+
+    case: dict[str, Any]
+    recorded: dict[str, Tensor]
+    method: Method
+    logits: list[Tensor]
+    tensors: dict[str, Tensor]
+    after_batch: list[dict[str, Any]] = field(default_factory=list)
+
+
+def play(file: CaseFile, dtype: torch.dtype) -> Play:
+    """Feed a case's stream to our method, built from its source, function and hyper-parameters."""
+    case, recorded = file.read(), file.recorded()
+    translation = translate(case)
+    assert translation is not None, f"{file.name}: no method of ours serves it"
+    network = {"tiny_vit": tiny_vit, "tiny_cnn": TinyCNN}[case["model"]]()
+    network.load_state_dict(load_file(file.folder / "model" / f"{case['model']}.safetensors"))
+    stream = load_file(file.folder / "stream" / "stream.safetensors")
+    source = CaseSource(stream["source_images"].to(dtype) / 255, stream["source_labels"].long())
+    entry = METHODS.get(translation.method)
+    method: Method = entry(
+        SourceModel(network).to(dtype),
+        entry.Hyperparameters(**translation.hyperparameters(case)),
+        precision="float64" if dtype == torch.float64 else "float32",
+    )
+    method.start(source if method.source_access != "none" else None)
+    # Some official codes start with a memory of images from before the stream.
+    images = stream["source_images"].to(dtype) / 255
+    translation.lay_start(method, case, recorded | {"source_images": images})
+    played = Play(case, recorded, method, [], {})
+    for number in range(sum(key.startswith("logits_") for key in recorded)):
+        played.logits.append(method(stream[f"images_{number}"].to(dtype) / 255))
+        played.after_batch.append(dict(method.counters))
+    played.tensors = translation.tensors(method)
+    return played
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a case is from our method, in float64, and whether everything recorded agrees.
+
+    `method` is "" and `agrees` None for a case of a method that is not in the suite.
+    """
+
+    case: str
+    method: str
+    source: str
+    commit: str
+    difference: float = math.nan
+    tolerance: float = math.nan
+    agrees: bool | None = None
+    detail: str = ""
+
+    @property
+    def words(self) -> str:
+        """The verdict in words."""
+        return {True: "equal", False: "DIFFERS", None: "not in the suite"}[self.agrees]
+
+
+def verdict(file: CaseFile) -> Verdict:
+    """Play a case in float64 and float32 and compare all that was recorded of it."""
+    case = file.read()
+    translation, commit = translate(case), case.get("commit", "-")
+    if translation is None or translation.method not in METHODS.names():
+        return Verdict(file.name, "", case["source"], commit)
+    about = (file.name, translation.method, case["source"])
+    if case.get("kind") == "function":
+        wrong = [w for t in (torch.float64, torch.float32) for w in function_mismatches(file, t)]
+        worst, limit = function_difference(file)
+        return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
+    exact, single, limits = play(file, torch.float64), play(file, torch.float32), case["tolerance"]
+    if not exact.logits:
+        worst, limit = statistics_difference(single), limits["logits_abs"]
+        return Verdict(*about, commit, worst, limit, worst <= limit)
+    worst, limit = largest_difference(exact, "logits64_"), limits["logits64_abs"]
+    wrong = tensor_mismatches(single)
+    wrong += ["logits in float64"] * (worst > limit)
+    wrong += ["logits in float32"] * (largest_difference(single, "logits_") > limits["logits_abs"])
+    return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
+
+
+def write_verdicts(verdicts: Iterable[Verdict], out: Path) -> None:
+    """The verdicts as CSV, by method and case: what the page of a report tells of a method."""
+    rows = sorted(verdicts, key=lambda verdict: (verdict.method, verdict.case))
+    fields = ("method", "case", "source", "commit", "difference", "tolerance", "words")
+    with atomic(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*fields[:-1], "verdict"])
+        for row in rows:
+            numbers = (f"{row.difference:.3g}", f"{row.tolerance:.3g}")
+            writer.writerow([*(getattr(row, name) for name in fields[:4]), *numbers, row.words])
+
+
+def statistics_difference(played: Play) -> float:
+    """Largest difference of source statistics from the recorded ones; inf if there are none."""
+    pairs = [(ours, played.recorded.get(name)) for name, ours in played.tensors.items()]
+    return max((_difference(o, t) for o, t in pairs if t is not None), default=math.inf)
+
+
+def function_difference(file: CaseFile) -> tuple[float, float]:
+    """Largest difference of a function's outputs in float64, and the tolerance of that output."""
+    case, recorded = file.read(), file.recorded()
+    ours = translate(case).run_function(case, _inputs(recorded, torch.float64))
+    found = []
+    for name, facts in case["outputs"].items():
+        theirs = recorded[f"out/{name}" if facts.get("exact") else f"out64/{name}"]
+        limit = 0.0 if facts.get("exact") else float(facts["tolerance64"])
+        found.append((_difference(ours.get(name), theirs), limit))
+    return max(found)
+
+
+def _inputs(recorded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs of a function case, floats in `dtype`."""
+    return {
+        key.removeprefix("in/"): value.to(dtype) if value.is_floating_point() else value
+        for key, value in recorded.items()
+        if key.startswith("in/")
+    }
+
+
+def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
+    """What our code computes otherwise than a case of kind "function", a phrase each.
+
+    Its inputs are given to the translation's `run_function` in `dtype` (float32 or float64).
+    """
+    case, recorded = file.read(), file.recorded()
+    translation = translate(case)
+    assert translation is not None, f"{file.name}: no method of ours serves it"
+    prefix, tolerance = (
+        ("out64/", "tolerance64") if dtype == torch.float64 else ("out/", "tolerance")
+    )
+    ours = translation.run_function(case, _inputs(recorded, dtype))
+    # Whole numbers are recorded once, for they are the same in both precisions.
+    theirs = {
+        name: recorded[f"out/{name}" if facts.get("exact") else f"{prefix}{name}"]
+        for name, facts in case["outputs"].items()
+    }
+    return [
+        f"{name}: {difference:.3g}"
+        for name, facts in case["outputs"].items()
+        if not (difference := _difference(ours.get(name), theirs[name]))
+        <= (0 if facts.get("exact") else facts[tolerance])
+    ]
+
+
+def _difference(ours: Tensor | None, theirs: Tensor) -> float:
+    """Largest difference of any entry; inf if there is no such tensor of that shape, or of nan."""
+    if ours is None or ours.shape != theirs.shape:
+        return math.inf
+    difference = float((ours.double() - theirs.double()).abs().max())
+    return difference if math.isfinite(difference) else math.inf
+
+
+def largest_difference(played: Play, prefix: str) -> float:
+    """Largest difference of any scored logit from those recorded under `prefix`; nan is inf."""
+    differences = [
+        float((ours - played.recorded[f"{prefix}{number}"]).abs().max())
+        for number, ours in enumerate(played.logits)
+    ]
+    return max((d if math.isfinite(d) else math.inf for d in differences), default=math.inf)
+
+
+def tensor_mismatches(played: Play) -> list[str]:
+    """What of the adapted tensors at the end differs from the recorded figures, a phrase each."""
+    found = []
+    for name, facts in played.case["final"].get("student", {}).items():
+        ours, tolerance = played.tensors.get(name), facts["tolerance"]
+        if ours is None or list(ours.shape) != facts["shape"]:
+            found.append(f"{name}: missing or of another shape")
+            continue
+        size = ours.numel()
+        figures = [
+            ("sum", float(ours.sum()), facts["sum"], tolerance * size),
+            ("norm", float(ours.norm()), facts["l2"], tolerance * size**0.5),
+        ]
+        first = facts.get("first8", [])
+        figures += [
+            (f"value {i}", float(v), first[i], tolerance)
+            for i, v in enumerate(ours.flatten()[: len(first)])
+        ]
+        whole = played.recorded.get(f"final/student/{name}")
+        if whole is not None:
+            # As one figure: the largest deviation of any entry; equal NaNs are equal.
+            both = torch.isnan(whole) & torch.isnan(ours)
+            worst = torch.where(both, 0.0, (ours - whole).abs()).max()
+            figures.append(("entries", float(worst), 0.0, tolerance))
+        found += [f"{name}: {what}" for what, *values in figures if not _close(*values)]
+    return found
+
+
+def _close(ours: float, theirs: Any, tolerance: float) -> bool:
+    expected = math.nan if theirs == "nan" else float(theirs)
+    if math.isnan(expected):
+        return math.isnan(ours)
+    return abs(ours - expected) <= tolerance

@@ -1,0 +1,251 @@
+"""What a terminal shows while cells run: a progress bar, or single lines where nobody watches."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ctta_bench.run.loggers import Logger
+
+
+def passing_bar(console: Console, *facts: str) -> Progress:
+    """A bar that goes away in the end: what is done, `facts`, time left; nothing off a terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        *(TextColumn(fact) for fact in facts),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+class ConsoleProgress(Logger):
+    """One bar for a cell: domain, running error, images per second, time left.
+
+    `out_of` is e.g. "3/10 " in a grid. On a console that is no terminal it prints messages alone.
+    Notes in `noted` were said before, by the bar of another cell, and are not said again.
+    """
+
+    def __init__(
+        self, console: Console, name: str, out_of: str = "", noted: list[str] | None = None
+    ) -> None:
+        self.console = console
+        self.noted = [] if noted is None else noted
+        self.name = f"{out_of}{name}"
+        self.errors = self.images = 0
+        self.bar = passing_bar(
+            console, "{task.completed:.0f}/{task.total:.0f}", "{task.fields[facts]}"
+        )
+        self.task: TaskID | None = None
+
+    def _task(self, total: int) -> TaskID:
+        if self.task is None:
+            self.bar.start()
+            self.task = self.bar.add_task(self.name, total=total, facts="")
+        return self.task
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show how far the making of data is."""
+        task = self._task(total)
+        self.bar.update(task, completed=done, total=total, description=what)
+
+    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+        """Show the bar of the stream."""
+        task = self._task(total)
+        self.bar.reset(task, total=total, completed=done, description=self.name)
+        self.errors = self.images = self.scored = 0
+        self.began = time.monotonic()
+
+    def batch(self, record: dict[str, Any]) -> None:
+        """Move the bar by one batch."""
+        self.errors += record["errors"]
+        self.scored += record.get("pixels", record["n"])
+        self.images += record["n"]
+        if self.bar.disable or self.task is None:
+            return
+        rate = self.images / max(time.monotonic() - self.began, 1e-9)
+        error = f"error {100 * self.errors / max(1, self.scored):.1f} %"
+        facts = f"{record['domain']}  {error}  {rate:.{0 if rate >= 10 else 1}f} img/s"
+        self.bar.update(self.task, advance=1, facts=facts)
+
+    def say(self, message: str) -> None:
+        """Print a sentence above the bar."""
+        self.console.print(message, style="dim", highlight=False)
+
+    def note(self, sentence: str) -> None:
+        """Print a note once."""
+        if sentence not in self.noted:
+            self.noted.append(sentence)
+            self.console.print(
+                f"note: {sentence}", style="dim", highlight=False, markup=False, soft_wrap=True
+            )
+
+    def finish(self, result: dict[str, Any] | None) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """A result's errors or mIoU by domain, one column a round."""
+    metric, table = result["metric"], Table()
+    title = {"miou": "mIoU"}.get(metric, metric)
+    table.add_column("domain")
+    for entry in result["rounds"]:
+        table.add_column(f"{title} % (round {entry['round'] + 1})", justify="right")
+    for rows in zip(*(entry["domains"] for entry in result["rounds"]), strict=True):
+        table.add_row(rows[0]["domain"], *(_percent(row[metric]) for row in rows))
+    table.add_section()
+    table.add_row("mean", *(_percent(entry["mean"]) for entry in result["rounds"]))
+    for rows in zip(*(entry.get("severities", []) for entry in result["rounds"]), strict=True):
+        name = f"mean at severity {rows[0]['severity']}"
+        table.add_row(name, *(f"{row['mean']:.1f}" for row in rows))
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1f}"
+
+
+def model_line(cell: dict[str, Any], result: dict[str, Any]) -> str:
+    """Which weights made the result, how many they are, and what they were fed."""
+    model, given = cell["model"], cell["preprocessing"]
+    parts = [f"model {model['name']}", f"weights {model['sha256'][:8]}"]
+    if "model_parameters" in result:  # results of earlier versions lack it
+        parts.append(f"{result['model_parameters']:,} parameters")
+    values = [
+        f"{key} {' '.join(f'{v:g}' for v in given[key])}"
+        for key in ("mean", "std", "size")
+        if given[key] is not None
+    ]
+    enlarged = [f"short side {given['enlarge']}"] if "enlarge" in given else []
+    told = f"pre-processing {given['regime']} ({', '.join([*values, *enlarged])})"
+    return ", ".join([*parts, told])
+
+
+def updates_line(result: dict[str, Any]) -> str:
+    """What a run has updated, and what it left out, as a sentence."""
+    cost, counters = result["cost"], result["counters"]
+    tensors = cost.get("trainable_tensors", {})
+    if not tensors:
+        return "no parameter was updated"
+    line = f"updates {cost['trainable_parameters']:,} values in {len(tensors)} tensors"
+    skipped = counters["skipped_updates"]
+    return line + (f"; {skipped} updates skipped, as they were not finite" if skipped else "")
+
+
+def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int) -> Table:
+    """A report's table turned on its side, so that it fits a terminal: a column a method.
+
+    header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`); unit:
+    what they are, e.g. `error %`; width: of the terminal. More methods than fit have a row each,
+    from the mean on; the files of the report have the other columns.
+    """
+    columns = list(enumerate(header[1:]))
+    cells = {
+        (row, column): Text(e.text, "bold" if e.best else "underline" if e.second else "")
+        for row, (_, entries) in enumerate(lines)
+        for column, e in enumerate(entries)
+    }
+    table = Table()
+    table.add_column(unit, no_wrap=True)
+    if sum(3 + max(len(method), 4) for method, _ in lines) > width - 16:
+        first = next((number for number, name in columns if name == "mean"), 0)
+        for _, name in columns[first:]:
+            table.add_column(name, justify="right")
+        for row, (method, _) in enumerate(lines):
+            table.add_row(method, *(cells[row, column] for column, _ in columns[first:]))
+        return table
+    for method, _ in lines:
+        table.add_column(method, justify="right")
+    for column, name in columns:
+        if name == "mean":
+            table.add_section()
+        table.add_row(name, *(cells[row, column] for row in range(len(lines))))
+    return table
+
+
+def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> Table:
+    """A table of strings; all columns but the first may wrap."""
+    table = Table(title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=column == columns[0])
+    for row in rows:
+        table.add_row(*map(Text, row))  # as Text, a bracket is no markup
+    return table
+
+
+def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]:
+    """What a method's hyper-parameters mean, and which preset sets what."""
+    columns = ["name", "type", "range", "default", "searched", "description"]
+    rows = [[str(field[c]) for c in columns] for field in description["hyperparameters"]]
+    presets = [
+        [preset, benchmark, ", ".join(f"{k}={v}" for k, v in (values or {}).items())]
+        for preset, section in description["presets"].items()
+        for benchmark, values in section.items()
+    ]
+    tables = [plain_table(columns, rows, name)] if rows else []
+    if any(values for *_, values in presets):
+        tables.append(plain_table(["preset", "benchmark", "values"], presets, f"{name}: presets"))
+    return tables
+
+
+def pair_table(pairs: list[Any]) -> Table:
+    """What each method updates in one model, which network is scored, or why it is refused."""
+    rows = [
+        [
+            pair.method,
+            "–" if pair.refusal else f"{pair.parameters:,}",
+            "–" if pair.refusal else str(len(pair.trainable)),
+            "–" if pair.refusal else f"{pair.scored}, before the update",
+            pair.source_access or "–",
+            pair.refusal,
+        ]
+        for pair in pairs
+    ]
+    columns = ["method", "values updated", "tensors", "scored", "source data", "cannot serve it"]
+    return plain_table(columns, rows)
+
+
+def parity_table(verdicts: list[Any]) -> Table:
+    """Golden cases: where they come from, how far ours is, and the verdict."""
+    rows = [
+        [
+            v.case,
+            v.method or "–",
+            f"{v.source} {v.commit[:8]}".strip(),
+            "–" if v.agrees is None else f"{v.difference:.1e}",
+            "–" if v.agrees is None else f"{v.tolerance:.0e}",
+            v.words,
+            v.detail,
+        ]
+        for v in verdicts
+    ]
+    columns = ["case", "method", "source", "largest difference", "tolerance", "verdict", "detail"]
+    return plain_table(columns, rows)
+
+
+def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:
+    """A printer of one line a cell for consoles that show no bar."""
+
+    def tell(number: int, cell: str, state: str) -> None:
+        if not (console.is_terminal and state == "running"):
+            console.print(
+                f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False
+            )
+
+    return tell

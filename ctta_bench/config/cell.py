@@ -1,0 +1,261 @@
+"""From what a user asks for to a cell, with every value resolved, and its identity.
+
+A request names things; a cell has every value resolved. The identity of a cell is the hash of what
+decides its numbers: hyper-parameters, stream, weights, pre-processing, precision and seed. Paths,
+device, plug-ins' places and the executor are not part of it.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ctta_bench.config.presets import preset_name, preset_note, preset_values
+from ctta_bench.config.validation import route_overrides, validate
+from ctta_bench.errors import ConfigError
+from ctta_bench.method.hyperparameters import OptimizerHyperparameters
+from ctta_bench.record.folder import SCHEMA_VERSION
+from ctta_bench.registry import BENCHMARKS, METHODS
+
+if TYPE_CHECKING:
+    from ctta_bench.stream import StreamSettings  # at run time it would load torch
+
+
+class CellRequest(BaseModel):
+    """One cell as a user asks for it; `set` overrides any resolved key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    benchmark: str
+    preset: str = "default"
+    model: str | None = None
+    weights: Path | None = None
+    preprocessing: Literal["true", "lineage"] = "true"
+    input_size: tuple[int, int] | None = Field(
+        None, description="the network's input in pixels, PIXELS or HEIGHTxWIDTH; as recorded"
+    )
+    precision: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    seed: int = Field(0, ge=0, lt=2**31)
+    window: int = Field(0, ge=0, description="images a window of single-sample streams; 0: off")
+    adapt: bool = Field(True, description="false: score the model as it is before the stream")
+    data_root: Path | None = None
+    workers: int | None = Field(None, ge=0, le=256, description="processes that load images ahead")
+    cache_decoded: Path | None = Field(None, description="folder to keep decoded images in")
+    experiment: str = "runs"
+    keep_models: Literal["none", "last", "domains"] = Field(
+        "none", description="adapted networks to leave in the run folder; not part of the identity"
+    )
+    probe: Literal["none", "rounds", "domains"] = Field(
+        "none", description="when source images are scored again; not part of the identity"
+    )
+    set: dict[str, Any] = {}
+
+    @field_validator("preprocessing", mode="before")
+    @classmethod
+    def _yaml_true(cls, value: Any) -> Any:
+        return "true" if value is True else value  # YAML reads the bare word as a boolean
+
+    @field_validator("input_size", mode="before")
+    @classmethod
+    def _pixels(cls, value: Any) -> Any:
+        found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", str(value).strip())
+        if value is None or isinstance(value, tuple):
+            return value
+        if found is None:
+            raise ValueError("write PIXELS or HEIGHTxWIDTH, e.g. 160 or 128x256")
+        return int(found[1]), int(found[2] or found[1])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A resolved cell. `hyperparameters` and `settings` are validated models.
+
+    `notes`: what a reader of its numbers should know, as sentences; no part of the identity.
+    `warmup`: the record of the warm-up that the cell starts from, None without one.
+    `asked`: the request before names and presets were filled in, from which another process makes
+    the same cell.
+    """
+
+    request: CellRequest
+    hyperparameters: BaseModel
+    settings: "StreamSettings"
+    record: dict[str, Any] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    warmup: dict[str, Any] | None = field(default=None, repr=False)
+    asked: CellRequest | None = field(default=None, repr=False)
+
+    @property
+    def id(self) -> str:
+        """Readable slug and 8 hex digits of the identity; at most 120 characters."""
+        return str(self.record["id"])
+
+
+# -- cells
+
+
+def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
+    """What `load_source_model` is asked for, besides the model's name, to serve a benchmark."""
+    return {
+        "weights": request.weights,
+        "preprocessing": request.preprocessing,
+        "input_size": request.input_size,
+        # A benchmark that keeps a part of the logits takes any model that has them.
+        "num_classes": None
+        if benchmark.model_classes()
+        or benchmark.other_labels
+        or METHODS.get(request.method).learns_labels
+        else benchmark.num_classes,
+        "root": request.data_root,
+        "task": benchmark.task,
+    }
+
+
+def _model_facts(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Fingerprint and pre-processing of a model."""
+    from ctta_bench.source_models.shared import stamp_of
+
+    return _read_facts(name, stamp_of(name, options), tuple(options.items()))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_facts(
+    name: str, stamp: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> tuple[str, dict[str, Any]]:
+    """`_model_facts`, remembered; `stamp` makes a rewritten file a new model."""
+    from ctta_bench.source_models.shared import source_model
+
+    model = source_model(name, dict(options), to_change=False)
+    return model.sha256(), model.preprocessing.record()
+
+
+def resolve(request: CellRequest) -> Cell:
+    """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError."""
+    asked = request
+    method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
+    method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
+    if benchmark_class.task not in method_class.tasks:
+        raise ConfigError(
+            f"method {method!r} is for {' and '.join(sorted(method_class.tasks))}, and benchmark "
+            f"{benchmark!r} for {benchmark_class.task}; choose another of the two."
+        )
+    routed = route_overrides(request.set, method_class.Hyperparameters, benchmark_class.Settings)
+    request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
+    hyperparameters = validate(
+        method_class.Hyperparameters,
+        preset_values(
+            method, request.preset, benchmark, request.model or benchmark_class.default_model
+        )
+        | routed["method"],
+        f"method {method}",
+    )
+    settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
+    model = request.model or benchmark_class.default_model
+    if not model:
+        raise ConfigError(
+            f"benchmark {benchmark!r} has no model of its own: give one with --model."
+        )
+    request = request_with(request, model=model)
+    built = benchmark_class(settings, request.data_root)
+    domains = built.chosen_domains()
+    sha256, preprocessing = _model_facts(model, model_options(request, built))
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "id": "",
+        "experiment": request.experiment,
+        "method": {
+            "name": method,
+            "preset": preset_name(request.preset),
+            "hyperparameters": hyperparameters.record(),
+            "window": request.window,
+        },
+        "benchmark": {
+            "name": benchmark,
+            "version": benchmark_class.version,
+            **settings.record(),
+            **built.facts(),
+            "domains": list(domains),
+        },
+        "model": {"name": model, "sha256": sha256},
+        "preprocessing": preprocessing,
+        "precision": request.precision,
+        "seed": request.seed,
+    }
+    of_start = hyperparameters_of_start(method_class, hyperparameters)
+    warmup = None
+    if hyperparameters.warms_up:
+        warmup = warmup_record(record, of_start, built.source_settings())
+        record["warmup"] = warmup["id"]
+    if not request.adapt:
+        record["adapt"] = False
+        record["method"]["hyperparameters"] = of_start  # no other plays a part
+    record["id"] = cell_id(record)
+    note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
+    # A method without hyper-parameters has none that another model might ask for.
+    notes = (note,) if note and method_class.Hyperparameters.model_fields else ()
+    return Cell(request, hyperparameters, settings, record, notes, warmup, asked)
+
+
+def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:
+    """Those that decide the model before the stream, and its warm-up: all but the stream's own."""
+    others = {*OptimizerHyperparameters.model_fields, *method.stream_only}
+    return {k: v for k, v in hyperparameters.record().items() if k not in others}
+
+
+def warmup_record(
+    record: dict[str, Any], of_start: dict[str, Any], source: dict[str, Any]
+) -> dict[str, Any]:
+    """The record of the warm-up of a cell: all that decides it, and so whatever cells share it."""
+    method, benchmark = record["method"]["name"], record["benchmark"]
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "id": "",
+        "kind": "warm-up",
+        "experiment": record["experiment"],
+        "method": {"name": method, "hyperparameters": of_start},
+        "benchmark": {"name": benchmark["name"], "version": benchmark["version"], **source},
+    }
+    found |= {key: record[key] for key in ("model", "preprocessing", "precision", "seed")}
+    hashed = identity(found)[:8]
+    slug = slug_of("warmup", method, benchmark["name"], f"seed{record['seed']}")
+    return found | {"id": f"{slug}-{hashed}"}
+
+
+def request_with(request: CellRequest, **changes: Any) -> CellRequest:
+    """A validated copy of a request with some values changed."""
+    merged = {k: getattr(request, k) for k in CellRequest.model_fields} | changes
+    return validate(CellRequest, merged, "cell")
+
+
+def identity(record: dict[str, Any]) -> str:
+    """SHA-256 of everything in a cell's record that decides its numbers."""
+    indifferent = ("id", "experiment", "num_batches", "notes", "norm_statistics")
+    decisive = {k: v for k, v in record.items() if k not in indifferent}
+    decisive["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
+    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cell_id(record: dict[str, Any]) -> str:
+    """Method, preset, benchmark, setting, model and seed in words, then the hash of all."""
+    method, benchmark = record["method"], record["benchmark"]
+    words = [method["name"]]
+    if method["preset"] != "default":
+        words.append(method["preset"])
+    words.append(benchmark["name"])
+    if benchmark.get("setting", "continual") != "continual":
+        words.append(benchmark["setting"])
+    words += [record["model"]["name"], f"seed{record['seed']}"]
+    if not record.get("adapt", True):
+        words.append("noadapt")
+    return f"{slug_of(*words)}-{identity(record)[:8]}"
+
+
+def slug_of(*words: str) -> str:
+    """Words as the readable part of a folder's name, at most 111 characters."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)[:111]

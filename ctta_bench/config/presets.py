@@ -1,0 +1,165 @@
+"""Presets: the hyper-parameters of a method for a benchmark, and where they come from."""
+
+import functools
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from ctta_bench.config.yaml import merge, parse_yaml, read_yaml
+from ctta_bench.errors import ConfigError
+from ctta_bench.registry import METHODS
+
+
+@functools.cache
+def presets_of(method: str) -> dict[str, Any]:
+    """The presets of a method: section, benchmark (or `any`), values; {} if it has none.
+
+    `default` holds what `ctta-bench tune` has found for the package's own benchmarks, over what is
+    written for them.
+    """
+    file = resources.files("ctta_bench.methods") / "presets" / f"{method}.yaml"
+    written = {}
+    if file.is_file():
+        written = parse_yaml(file.read_text(encoding="utf-8"), f"presets/{method}.yaml")
+    found = _sections(_tuned_here(), method)
+    default = merge(written.get("default") or {}, found.get("tuned", {}))
+    return written | found | ({"default": default} if default else {})
+
+
+@functools.cache
+def _tuned_here() -> dict[str, Any]:
+    """What `ctta-bench tune` has found for benchmarks of the package, as it was written."""
+    folder = resources.files("ctta_bench.methods") / "presets" / "tuned"
+    found: dict[str, Any] = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
+        if file.name.endswith(".yaml"):
+            found = merge(found, parse_yaml(file.read_text(encoding="utf-8"), file.name))
+    return found
+
+
+def _sections(tuned: dict[str, Any], method: str) -> dict[str, Any]:
+    """Presets out of what `tune` writes: `tuned`, what won, and `published`, its trial 0."""
+    entries = tuned.get(method) or {}
+    sections = {"tuned": "values", "published": "published"}
+    return {
+        preset: {key: entry[part] for key, entry in entries.items()}
+        for preset, part in sections.items()
+        if entries
+    }
+
+
+def read_tuned(file: Path) -> dict[str, Any]:
+    """A file that `tune` has written: method, benchmark, and what was found for them."""
+    found = read_yaml(file)
+    for method, entries in found.items():
+        whole = isinstance(entries, dict) and all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("values"), dict)
+            and isinstance(entry.get("published"), dict)
+            for entry in entries.values()
+        )
+        if not whole:
+            raise ConfigError(
+                f"{file}: {method}: is not as `ctta-bench tune` writes it (BENCHMARK: values, "
+                "published)."
+            )
+    return found
+
+
+def preset_name(preset: str) -> str:
+    """A preset as records and tables name it: a file by its stem."""
+    return Path(preset).stem if _is_file(preset) else preset
+
+
+def _is_file(preset: str) -> bool:
+    return preset.endswith((".yaml", ".yml"))
+
+
+def preset_values(
+    method: str, preset: str, benchmark: str, model: str | None = None
+) -> dict[str, Any]:
+    """The values of a preset for a benchmark; `any` lies beneath the benchmark's own.
+
+    Over both lie those of one model alone, under `BENCHMARK@MODEL`. The preset `default` may be
+    absent: then the defaults of the hyper-parameters hold. A preset that ends in .yaml is a file
+    that `ctta-bench tune` has written. Raises ConfigError for a preset that the method lacks, or
+    lacks for this benchmark.
+    """
+    sections = presets_of(method)
+    if _is_file(preset):
+        found = _sections(read_tuned(Path(preset)), method)
+        # A method without hyper-parameters has nothing to be tuned.
+        nothing = not METHODS.get(method).Hyperparameters.model_fields
+        sections = {preset: found.get("tuned", {"any": {}} if nothing else {})}
+    if preset not in sections:
+        if preset == "default":
+            return {}
+        known = ", ".join(dict.fromkeys([*sections, "default"]))
+        raise ConfigError(f"method {method!r} has no preset {preset!r}; it has: {known}.")
+    section = sections[preset] or {}
+    keys = ("any", benchmark, f"{benchmark}@{model}")
+    if not any(key in section for key in keys) and preset != "default":
+        raise ConfigError(
+            f"preset {preset!r} of {method!r} has no values for {benchmark!r}; it has values for "
+            f"{', '.join(section) or 'none'}."
+        )
+    return {k: v for key in keys for k, v in (section.get(key) or {}).items()}
+
+
+def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: str) -> str:
+    """The sentence that hyper-parameters were chosen with another model; "" if they were not.
+
+    `made_for` is the benchmark's own model, for which its presets are.
+    """
+    section = presets_of(method).get(preset) or {}
+    if model == made_for or f"{benchmark}@{model}" in section:
+        return ""
+    if benchmark in section:
+        return f"no preset for {model}, using {preset} of {benchmark} (made for {made_for})"
+    whose = "any benchmark" if "any" in section else "the method"
+    return f"no preset for {model}, using {preset} of {whose}"
+
+
+def _type(annotation: Any) -> str:
+    """A field's type in words: `float`, `sgd | adam | adamw`, `int | None`."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        return f"({', '.join(map(_type, get_args(annotation)))})"
+    if isinstance(annotation, type):
+        return annotation.__name__.removesuffix("Type").replace("None", "none")
+    return " | ".join(map(_type, get_args(annotation))) or str(annotation)
+
+
+def _bound(constraint: Any) -> str:
+    """A constraint of a field in signs: `>= 0`, `matches ^(a|b)$`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
+    for key, sign in signs.items():
+        if getattr(constraint, key, None) is not None:
+            return f"{sign} {getattr(constraint, key)}"
+    return ""
+
+
+def _searched(options: Any) -> str:
+    """A range or a list of values in words: `1e-05 to 0.1`, `1, 5, 20`."""
+    return (" to " if isinstance(options, tuple) else ", ").join(map(str, options))
+
+
+def describe(method: str) -> dict[str, Any]:
+    """Hyper-parameters of a method (type, range, default, search space, meaning), its presets."""
+    fields = METHODS.get(method).Hyperparameters.model_fields
+    searched = METHODS.get(method).search_space
+    return {
+        "hyperparameters": [
+            {
+                "name": name,
+                "type": _type(field.annotation),
+                "range": ", ".join(filter(None, map(_bound, field.metadata))),
+                "default": field.default,
+                "searched": _searched(searched.get(name, [])),
+                "description": field.description or "",
+            }
+            for name, field in fields.items()
+        ],
+        "presets": presets_of(METHODS.find(method).name),
+    }

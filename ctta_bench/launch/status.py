@@ -1,0 +1,260 @@
+"""How the cells of a folder stand: what their folders say, and what the scheduler adds to it.
+
+done, running, failed   by the folder alone
+finishing               its job has ended well, but the result is not yet to be seen
+queued, preempted       a job has it and waits; preempted if it ran before
+timeout, cancelled      its job ended so before the cell did
+missing                 nobody has it: not begun, or stopped on the way
+"""
+
+import calendar
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ctta_bench.analysis.read.status import StatusRow, status
+from ctta_bench.launch.plan import Launch, launches
+from ctta_bench.launch.scheduler import JobState, job_states
+from ctta_bench.record.bulk import uncollected
+from ctta_bench.record.owner import is_dead
+
+STATES = (
+    "running",
+    "finishing",
+    "queued",
+    "preempted",
+    "failed",
+    "timeout",
+    "cancelled",
+    "missing",
+    "done",
+)
+UNDER_WAY = ("running", "finishing", "queued", "preempted")
+# A network file system may show a file this much later on another machine.
+GRACE_SECONDS = 60.0
+BEFORE_TIMEOUT = "SIGUSR2"  # what submitit has Slurm send before a job's time is over
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell on the board. `attempt` counts from 1; `signal` is the last that interrupted it."""
+
+    experiment: str
+    cell: str
+    method: str
+    benchmark: str
+    seed: int | None
+    state: str
+    done: int | None
+    total: int | None
+    reason: str
+    attempt: int
+    signal: str
+    eta_seconds: float | None
+    job: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True)
+class Board:
+    """The lines, and what could not be asked."""
+
+    lines: list[Line]
+    troubles: list[str]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every cell has its result."""
+        return bool(self.lines) and all(line.state == "done" for line in self.lines)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something will still change by itself."""
+        return any(line.state in UNDER_WAY for line in self.lines)
+
+
+@dataclass
+class _Part:
+    """The pack of one worker of a launch."""
+
+    launch: Launch
+    worker: int
+    job: str | None
+    state: JobState | None = None
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        return self.launch.journal(self.worker).read()
+
+    @cached_property
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """The last event of each step."""
+        return {event["step"]: event for event in self.events if "step" in event}
+
+    @cached_property
+    def launcher_lives(self) -> bool:
+        return is_dead(self.launch.facts["launcher"]) is False
+
+
+def board(directory: Path) -> Board:
+    """The lines of all cells below a directory, in the order of their names.
+
+    Asks the scheduler twice at most, however many cells there are. Raises RunError if the directory
+    does not exist.
+    """
+    with uncollected():  # a fifth of the time
+        return _board(directory)
+
+
+def _board(directory: Path) -> Board:
+    rows = status(directory)
+    open_cells = {row.cell for row in rows if row.state != "done"}
+    parts = _parts(_launches(directory, {row.cell for row in rows}), open_cells)
+    troubles = _ask(parts)
+    now = time.time()
+    return Board([_line(row, parts.get(row.cell), now) for row in rows], troubles)
+
+
+def _launches(directory: Path, cells: set[str]) -> list[Launch]:
+    """Those of a folder, of the experiments in it, and of the experiment that it is a cell of.
+
+    Oldest first. cells: names of folders that are not looked into.
+    """
+    with os.scandir(directory) as entries:
+        below = [Path(e.path) for e in entries if e.name not in cells and e.is_dir()]
+    folders = {directory.resolve(), directory.resolve().parent, *(p.resolve() for p in below)}
+    found = [launch for folder in folders for launch in launches(folder)]
+    return sorted(found, key=lambda launch: launch.folder.name)
+
+
+def _parts(made: Iterable[Launch], cells: set[str]) -> dict[str, _Part]:
+    """Which worker has, or last had, each of some cells."""
+    found: dict[str, _Part] = {}
+    for launch in made if cells else ():
+        ids = launch.ids()
+        job_of = {pack: job for job, pack in launch.jobs().items()}
+        for worker, (start, stop) in enumerate(launch.facts["packs"]):
+            part = _Part(launch, worker, job_of.get(worker))
+            for cell in ids[start:stop]:
+                # Of several that share a queue it is the one that took the cell.
+                shared = launch.facts["shared"] and cell in found and found[cell].launch is launch
+                if cell in cells and (not shared or cell in part.ends):
+                    found[cell] = part
+    return found
+
+
+def _ask(parts: dict[str, _Part]) -> list[str]:
+    jobs = {part.job for part in parts.values() if part.job is not None}
+    if not jobs:
+        return []
+    states, troubles = job_states(jobs)
+    for part in parts.values():
+        part.state = states.get(part.job or "")
+    return troubles
+
+
+def _line(row: StatusRow, part: _Part | None, now: float) -> Line:
+    state, reason = row.state, row.reason
+    if state == "incomplete":
+        whole = row.total is not None and row.done == row.total
+        state = "finishing" if whole and abs(now - row.changed) < GRACE_SECONDS else "missing"
+        reason = "its result is being written" if state == "finishing" else reason
+    if part is not None and state in ("missing", "failed"):
+        state, reason = _by_job(row, part, state, reason, now)
+    return Line(
+        row.experiment,
+        row.cell,
+        row.method,
+        row.benchmark,
+        row.seed,
+        state,
+        row.done,
+        row.total,
+        reason,
+        row.attempt,
+        row.signal,
+        row.eta_seconds if state == "running" else None,
+        None if part is None else part.job,
+        None if part is None else str(part.launch.log(part.worker)),
+    )
+
+
+def _by_job(row: StatusRow, part: _Part, state: str, reason: str, now: float) -> tuple[str, str]:
+    """State and reason of a cell without result that nobody holds, by its job."""
+    if part.launch.facts["executor"] != "slurm":
+        return _by_launcher(row, part, state, reason)
+    job, end = part.state, part.ends.get(row.cell, {}).get("state")
+    name = job.state if job else ""
+    if name in ("PENDING", "REQUEUED", "PREEMPTED", "NODE_FAIL", "SUSPENDED"):
+        why = job.reason if job and job.reason not in ("", "None") else name.lower()
+        if row.done or row.attempt > 1:
+            return "preempted", f"at batch {row.done}, waits to go on ({why})"
+        return "queued", f"waits ({why})"
+    if state == "failed" or end == "failed":
+        return "failed", reason if state == "failed" else part.ends[row.cell]["reason"]
+    if name == "COMPLETING":
+        return "finishing", "its job is ending"
+    if name in ("RUNNING", "CONFIGURING"):
+        return (
+            ("running", "beginning") if end == "running" else ("queued", "its job runs, it is next")
+        )
+    if name == "CANCELLED" or part.launch.is_cancelled:
+        return "cancelled", f"cancelled at batch {row.done}"
+    if name == "TIMEOUT":
+        return _stopped(row, BEFORE_TIMEOUT)
+    return _after(row, part, name, end, now)
+
+
+def _after(row: StatusRow, part: _Part, name: str, end: str | None, now: float) -> tuple[str, str]:
+    """A cell whose job is gone: its result may not be to be seen yet."""
+    last = max([row.changed, *(_seconds(event["time"]) for event in part.events[-1:])])
+    # Both ways: clocks jump.
+    if end in ("done", "kept", "running") and abs(now - last) < GRACE_SECONDS:
+        return "finishing", f"job {part.job} has ended, its result is awaited"
+    told = f"job {part.job} ended ({name})" if name else f"job {part.job} has left the queue"
+    if end in ("done", "kept"):
+        return "failed", f"{told}, its result never came"
+    if end == "running":
+        return "failed", f"{told} in this cell"
+    if end == "interrupted":  # after a checkpoint, and nobody queues it again
+        return _stopped(row, part.ends[row.cell]["reason"])
+    return "missing", f"{told} before it"
+
+
+def _stopped(row: StatusRow, signal: str) -> tuple[str, str]:
+    """A cell whose job was told to stop and is not queued again."""
+    place = f"after {row.done} of {row.total or '?'} batches; grid goes on there"
+    if signal == BEFORE_TIMEOUT:
+        return "timeout", f"timeout {place}"
+    return "missing", f"stopped by {signal} {place}"
+
+
+def _by_launcher(row: StatusRow, part: _Part, state: str, reason: str) -> tuple[str, str]:
+    end = part.ends.get(row.cell, {}).get("state")
+    if state == "failed":
+        return state, reason
+    if part.launch.is_cancelled:
+        return "cancelled", f"cancelled at batch {row.done}"
+    if part.launcher_lives:
+        return ("running", "beginning") if end == "running" else ("queued", "waits for a worker")
+    return state, reason
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return 0.0
+
+
+def counts(lines: list[Line]) -> dict[str, dict[str, int]]:
+    """How many cells of each experiment are in each state that occurs."""
+    found: dict[str, dict[str, int]] = {}
+    for line in lines:
+        of = found.setdefault(line.experiment, {})
+        of[line.state] = of.get(line.state, 0) + 1
+    return {name: {s: of[s] for s in STATES if s in of} for name, of in found.items()}

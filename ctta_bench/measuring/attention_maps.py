@@ -1,0 +1,237 @@
+"""What adapted models look at: kept models rebuilt, and run on pictures of their own benchmark.
+
+The analysis draws; here networks, weights and images are brought together for it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from torch import Tensor
+
+from ctta_bench.analysis.figure.canvas import Canvas
+from ctta_bench.analysis.figures.attention import AttentionGrid, Picture, attention_figure
+from ctta_bench.analysis.kept_models.attention import (
+    RolloutSettings,
+    attention_maps,
+    patch_maps,
+    rollout,
+    spread,
+)
+from ctta_bench.analysis.kept_models.stored import (
+    LAST,
+    KeptModel,
+    kept_models,
+    split_layers,
+    that_kept,
+)
+from ctta_bench.analysis.paper.components import SEMANTIC, named
+from ctta_bench.analysis.read.collect import Runs, load
+from ctta_bench.analysis.read.folders import read_cell
+from ctta_bench.analysis.table.notes import table_name
+from ctta_bench.analysis.table.rows import SOURCE
+from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.model import SourceModel
+from ctta_bench.record.folder import check_writable
+from ctta_bench.registry import BENCHMARKS
+from ctta_bench.source_models.pretrained import load_source_model
+from ctta_bench.stream import CLEAN, Benchmark, as_input
+
+DEFAULT_PICTURES = (0, 1, 2, 3)
+
+
+def source_layers(
+    model: str, sha256: str, weights: Path | None = None
+) -> dict[str, npt.NDArray[np.floating]]:
+    """The linear layers of a source model, as `analysis.kept.linear_layers` gives them.
+
+    Raises RunError if the weights are not those with this fingerprint.
+    """
+    loaded = load_source_model(model, weights=weights)
+    if loaded.sha256() != sha256:
+        raise RunError(
+            f"{model}: the weights at hand ({loaded.sha256()[:8]}) are not those of the runs "
+            f"({sha256[:8]}); give theirs with --weights FILE."
+        )
+    state = loaded.network.state_dict()
+    return dict(split_layers({name: value.numpy() for name, value in state.items()}))
+
+
+def attention_grids(
+    directory: Path,
+    *,
+    domains: Sequence[str] = (),
+    pictures: Sequence[int] = DEFAULT_PICTURES,
+    settings: RolloutSettings | None = None,
+    seed: int | None = None,
+    data_root: Path | None = None,
+) -> list[AttentionGrid]:
+    """Rollout maps of all kept models below `directory`, a grid for each group of cells.
+
+    `domains`: those of the pictures, the first kept one if empty; `pictures`: numbers of images
+    inside a domain. One seed, the lowest unless given. Raises RunError where no cell kept a model
+    of such a domain, ConfigError for an image that the domain lacks.
+    """
+    grids = grids_of(
+        load(directory), domains, pictures, settings or RolloutSettings(), seed, data_root
+    )
+    if not grids:
+        raise RunError(
+            f"{directory}: no finished cell kept its model; run with --keep-models domains (or "
+            "last), or `keep_models` in the experiment."
+        )
+    return grids
+
+
+def grids_of(
+    runs: Runs,
+    domains: Sequence[str],
+    pictures: Sequence[int],
+    settings: RolloutSettings,
+    seed: int | None = None,
+    data_root: Path | None = None,
+) -> list[AttentionGrid]:
+    """`attention_grids` of runs that are read; [] if none kept a model."""
+    found = []
+    for group in runs.finished().groups() if len(runs.finished().cells) else []:
+        cells = group.cells[group.cells["method"] != SEMANTIC]  # its head is another task's
+        cells = that_kept(cells)
+        if not len(cells):
+            continue
+        wanted = cells[cells["seed"] == (cells["seed"].min() if seed is None else seed)]
+        if not len(wanted):
+            raise RunError(f"no cell of seed {seed} kept a model.")
+        found.append(_grid(group, named(wanted), domains, pictures, settings, data_root))
+    return found
+
+
+def _grid(
+    group: Runs,
+    cells: pd.DataFrame,
+    domains: Sequence[str],
+    pictures: Sequence[int],
+    settings: RolloutSettings,
+    data_root: Path | None,
+) -> AttentionGrid:
+    record = read_cell(Path(cells["path"].iloc[0]))
+    benchmark = _benchmark(record, data_root)
+    chosen = _chosen_domains(cells, list(record["benchmark"]["domains"]), domains)
+    rows = [
+        picture
+        for domain in chosen
+        for picture in _pictures(benchmark, cells, domain, pictures, settings)
+    ]
+    return AttentionGrid(
+        name=f"{table_name(group)}-attention",
+        title=(
+            f"Attention of {record['model']['name']} ({record['model']['sha256'][:8]}) on "
+            f"{record['benchmark']['name']}, {record['benchmark']['setting']}, seed "
+            f"{record['seed']}"
+        ),
+        how=(
+            f"{settings.fusion} over heads, lowest {100 * settings.discard:g} % discarded, "
+            f"residual {settings.residual:g}"
+        ),
+        labels=list(cells["label"]),
+        pictures=rows,
+    )
+
+
+def _benchmark(record: dict[str, Any], data_root: Path | None) -> Benchmark:
+    """The benchmark of a cell, from its record alone."""
+    kind: type[Benchmark] = BENCHMARKS.get(record["benchmark"]["name"])
+    fields = kind.Settings.model_fields
+    values = {key: value for key, value in record["benchmark"].items() if key in fields}
+    return kind(kind.Settings(**values), data_root)
+
+
+def _chosen_domains(cells: pd.DataFrame, known: list[str], wanted: Sequence[str]) -> Sequence[str]:
+    for domain in wanted:
+        if domain not in known:
+            raise ConfigError(
+                f"--domain {domain!r}: the runs have no such domain; they have {', '.join(known)}."
+            )
+    return wanted or known[:1]
+
+
+def _pictures(
+    benchmark: Benchmark,
+    cells: pd.DataFrame,
+    domain: str,
+    pictures: Sequence[int],
+    settings: RolloutSettings,
+) -> list[Picture]:
+    corrupted = benchmark.domain(domain)
+    count = len(corrupted.labels)
+    for number in pictures:
+        if not 0 <= number < count:
+            raise ConfigError(f"--image {number}: {domain} has images 0 to {count - 1}.")
+    index = np.asarray(pictures, dtype=np.int64)
+    benchmark_images = as_input(corrupted.load(index))
+    clean = None
+    if CLEAN in (*benchmark.domain_names(), *benchmark.extra_domains()):
+        clean = as_input(benchmark.domain(CLEAN).load(index))
+    maps, predictions, spreads = [], [], []
+    for _, cell in cells.iterrows():
+        model = _model(cell, domain)
+        matrices, logits = attention_maps(model, benchmark_images)
+        shares = patch_maps(model.network, rollout(matrices, settings))
+        maps.append(shares.numpy())
+        predictions.append(logits.argmax(-1).numpy())
+        spreads.append(spread(shares).numpy())
+    return [
+        Picture(
+            domain=domain,
+            index=int(number),
+            label=int(corrupted.labels[number]),
+            clean=None if clean is None else _drawable(clean[row]),
+            corrupted=_drawable(benchmark_images[row]),
+            maps=np.stack([m[row] for m in maps]),
+            predictions=np.array([p[row] for p in predictions]),
+            spreads=np.array([s[row] for s in spreads]),
+        )
+        for row, number in enumerate(index)
+    ]
+
+
+def _model(cell: "pd.Series[Any]", domain: str) -> SourceModel:
+    """The network that a cell kept at the end of a domain (its last visit), or of its stream."""
+    found: dict[str, KeptModel] = {kept.domain: kept for kept in kept_models(Path(cell["path"]))}
+    kept = found.get(domain, found.get(LAST))
+    if kept is None and cell["method"] == SOURCE and found:
+        kept = next(iter(found.values()))  # source is the same everywhere
+    if kept is None:
+        raise RunError(
+            f"{cell['path']}: kept no model of domain {domain!r}; it has {', '.join(found)}."
+        )
+    model = load_source_model(cell["model"], weights=kept.file, preprocessing=cell["preprocessing"])
+    return model.eval()
+
+
+def _drawable(image: Tensor) -> npt.NDArray[np.floating]:
+    """[3, H, W] in [0, 1] to [H, W, 3]."""
+    array: npt.NDArray[np.floating] = image.permute(1, 2, 0).clamp(0, 1).numpy()
+    return array
+
+
+def looking_folder(directory: Path, out: Path | None) -> Path:
+    """The folder for tables and figures about `directory`, made; DIRECTORY/looking by default.
+
+    Raises RunError if there is no such directory, or if the folder cannot be written.
+    """
+    if not directory.is_dir():
+        raise RunError(
+            f"{directory}: no such folder; give the folder of an experiment, e.g. runs/geometry."
+        )
+    folder = out or directory / "looking"
+    check_writable(folder)
+    return folder
+
+
+def draw_attention(runs: Runs, folder: Path, canvas: Canvas) -> list[tuple[str, list[Path]]]:
+    """For a report: the figure of each group whose models were kept, with what it shows."""
+    grids = grids_of(runs, (), DEFAULT_PICTURES, RolloutSettings())
+    return [(grid.title, attention_figure(grid, folder / grid.name, canvas)) for grid in grids]

@@ -1,0 +1,38 @@
+"""The contract of a method: base class, hyper-parameters, warm-up, state; all that a method's
+file needs of the engine.
+"""
+
+from typing import TYPE_CHECKING
+
+from ctta_bench.names import late
+
+if TYPE_CHECKING:
+    from ctta_bench.method.base import Method, Precision, SourceAccess
+    from ctta_bench.method.hyperparameters import (
+        NEWER,
+        MethodHyperparameters,
+        OptimizerHyperparameters,
+        WarmupHyperparameters,
+    )
+    from ctta_bench.method.updates import (
+        ema_update,
+        soft_cross_entropy,
+        softmax_entropy,
+        stochastic_restore,
+    )
+
+__all__ = [
+    "NEWER",
+    "Method",
+    "MethodHyperparameters",
+    "OptimizerHyperparameters",
+    "Precision",
+    "SourceAccess",
+    "WarmupHyperparameters",
+    "ema_update",
+    "soft_cross_entropy",
+    "softmax_entropy",
+    "stochastic_restore",
+]
+
+__getattr__ = late(__name__, "hyperparameters", "updates", "base")

@@ -1,0 +1,170 @@
+"""The warm-up of a method: training what it adds, or adapts, on source data before the stream.
+
+It is supervised wherever a method says nothing else, and it is not adaptation: `ctta-bench` keeps
+it in a folder of its own, which all cells with the same warm-up share, and reports the model that
+it leaves as a row of its own. A method says what learns (`warmup_parameters`), how one batch is
+learnt from (`warm_up`) and what follows (`warmed_up`); the recipe is in its hyper-parameters.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from ctta_bench.errors import MethodError
+
+if TYPE_CHECKING:
+    from ctta_bench.method.base import Method  # it starts warm-ups, and so imports this module
+
+MILESTONES, DECAY = (3, 6, 8), 0.2  # of the schedule `steps`, in epochs
+RANDOM_STATE = "random_state"  # beside the parameters: the stream draws on from there
+
+
+def warmup_rate(
+    schedule: Literal["constant", "cosine", "steps", "linear"],
+    lr: float,
+    update: int,
+    per_epoch: int,
+    cosine_epochs: int = 5,
+    total: int = 1,
+) -> float:
+    """Learning rate of update number `update` (from 0) of `total` where an epoch has `per_epoch`.
+
+    The schedules of the official code of PAID and of the community's EcoTTA: the first epoch rises
+    from 0 with each update; later ones are constant within and fall by half a cosine, or to a
+    fifth after 3, 6 and 8 epochs. RMT's (`linear`) rises to the end of the warm-up.
+    """
+    epoch, inside = divmod(update, per_epoch)
+    if schedule == "constant":
+        return lr
+    if schedule == "linear":
+        return lr * (update + 1) / total
+    if epoch == 0:
+        return lr * inside / per_epoch
+    if schedule == "steps":
+        return lr * DECAY ** sum(epoch >= milestone for milestone in MILESTONES)
+    return lr * (1 + math.cos(math.pi * min(epoch / cosine_epochs, 1.0))) / 2
+
+
+@functools.cache
+def _transform(kind: Literal["colour", "crop"], height: int, width: int) -> Any:
+    if kind == "crop":
+        margins = (width // 8, height // 8)  # 4 pixels of 32
+        return v2.Compose([v2.RandomCrop((height, width), margins), v2.RandomHorizontalFlip()])
+    return v2.Compose(
+        [
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.4),
+            v2.RandomApply([v2.GaussianBlur(3, (0.1, 2.0))], p=0.2),
+            v2.RandomGrayscale(p=0.1),
+        ]
+    )
+
+
+def augmented(images: Tensor, kind: Literal["none", "colour", "crop"]) -> Tensor:
+    """Images [n, 3, H, W] in [0, 1] under the augmentation, with draws of its own for each."""
+    if kind == "none":
+        return images
+    transform = _transform(kind, images.shape[-2], images.shape[-1])
+    return torch.stack([transform(image) for image in images])
+
+
+class Warmup:
+    """The warm-up of one method, an update at a time; `finish` gives what it has learnt."""
+
+    def __init__(self, method: "Method", source: Any) -> None:
+        self.method, self.source, self.hp = method, source, method.hp
+        self.per_epoch = -(-len(source) // self.hp.warmup_batch_size)
+        self.total = self.hp.warmup_iterations or self.hp.warmup_epochs * self.per_epoch
+        self.done = 0
+        self.skipped = method.counters["skipped_updates"]
+        self._of_stream = method.trainable, method.optimizer
+        self.parameters = dict(method.warmup_parameters())
+        method.adapt_only(self.parameters)
+        method.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        parameters, lr = self.parameters.values(), self.hp.warmup_lr
+        if self.hp.warmup_optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr, weight_decay=0.0)
+
+    def updates(self) -> Iterator[dict[str, Any]]:
+        """Make the updates that are left; a line after each: number, epoch, rate and loss."""
+        while self.done < self.total:
+            epoch, first = divmod(self.done, self.per_epoch)
+            for images, labels in self._batches(epoch, first):
+                yield self._update(images, labels) | {"epoch": epoch}
+                if self.done == self.total:
+                    return
+
+    def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        size = self.hp.warmup_batch_size
+        if self.method.warmup_access == "labelled":
+            yield from self.source.labelled_batches(size, epoch=epoch, first=first)
+        else:
+            for images in self.source.batches(size, epoch=epoch, first=first):
+                yield images, None
+
+    def _update(self, images: Tensor, labels: Tensor | None) -> dict[str, Any]:
+        method, hp = self.method, self.hp
+        rate = warmup_rate(
+            hp.warmup_schedule,
+            hp.warmup_lr,
+            self.done,
+            self.per_epoch,
+            hp.warmup_cosine_epochs,
+            self.total,
+        )
+        for group in method.optimizer.param_groups:
+            group["lr"] = rate
+        with torch.enable_grad(), method._own_randomness(), method._autocast():
+            method.warm_up(augmented(images, hp.warmup_augmentation), labels)
+        loss = float("nan") if method.loss is None else float(method.loss)
+        line = {"batch": self.done, "lr": rate, "loss": loss if math.isfinite(loss) else None}
+        self.done += 1
+        return line
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the warm-up depends on, as a tree that `torch.save` takes."""
+        return {"done": self.done, "method": self.method.state_dict()}
+
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of a warm-up of a like method."""
+        self.method._restore(tree["method"])
+        self.done = tree["done"]
+
+    def finish(self) -> dict[str, Tensor]:
+        """Hand the method back to the stream; what was learnt, by name, for `load_warmed`."""
+        method = self.method
+        method.optimizer_zero_grad()
+        trainable, method.optimizer = self._of_stream
+        method.adapt_only(trainable)
+        self.skipped = method.counters["skipped_updates"] - self.skipped
+        method.counters["skipped_updates"] -= self.skipped  # the stream counts its own
+        result = method.warmup_result()
+        learnt = {name: value.detach().clone() for name, value in result.items()}
+        return learnt | {RANDOM_STATE: method._rng.clone()}
+
+
+@torch.no_grad()
+def load_warmed(method: "Method", warmed: Mapping[str, Tensor]) -> None:
+    """Put what a warm-up has learnt into a like method, as if it had been trained itself.
+
+    Raises MethodError if the tensors are not those of this method on this model.
+    """
+    parts = dict(method.warmup_result())
+    shapes = {name: value.shape for name, value in parts.items()}
+    found = {name: value.shape for name, value in warmed.items() if name != RANDOM_STATE}
+    if found != shapes or RANDOM_STATE not in warmed:
+        odd = sorted(k for k in shapes | found if shapes.get(k) != found.get(k)) or [RANDOM_STATE]
+        raise MethodError(
+            f"{type(method).__name__}: the warm-up is of another method or model ({odd[0]} does "
+            f"not fit {method.model.name}); make it again from this model."
+        )
+    for name, part in parts.items():
+        part.copy_(warmed[name])
+    method._rng = warmed[RANDOM_STATE].cpu().clone()

@@ -1,0 +1,195 @@
+"""Names that load late, and old names of modules that still load, for one release.
+
+Importing a package must not load torch for a name that nobody asked for; a plug-in written for the
+last release must still find what has moved.
+"""
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+RENAMED_IN = "0.2.0"
+# Modules of 0.1.0, below `ctta_bench`, and where they are now.
+RENAMED_MODULES: Mapping[str, str] = {
+    "analysis.attention": "analysis.kept_models.attention",
+    "analysis.attention_report": "analysis.figures.attention",
+    "analysis.by_setting": "analysis.tables.by_setting",
+    "analysis.calibration": "analysis.tables.calibration",
+    "analysis.canvas": "analysis.figure.canvas",
+    "analysis.cells": "analysis.read.cells",
+    "analysis.classes": "analysis.tables.classes",
+    "analysis.collect": "analysis.read.collect",
+    "analysis.components": "analysis.paper.components",
+    "analysis.confusion": "analysis.read.confusion",
+    "analysis.costs": "analysis.tables.cost",
+    "analysis.counting": "analysis.read.counting",
+    "analysis.curves": "analysis.figure.curves",
+    "analysis.folders": "analysis.read.folders",
+    "analysis.forgetting": "analysis.tables.forgetting",
+    "analysis.geometry": "analysis.kept_models.geometry",
+    "analysis.geometry_report": "analysis.figures.geometry",
+    "analysis.geometry_runs": "analysis.kept_models.geometry_runs",
+    "analysis.geometry_table": "analysis.tables.geometry",
+    "analysis.holes": "analysis.table.missing",
+    "analysis.kept": "analysis.kept_models.stored",
+    "analysis.looks": "analysis.report.kept_models",
+    "analysis.measure": "analysis.read.measure",
+    "analysis.measured": "analysis.tables.measured_cost",
+    "analysis.notes": "analysis.table.notes",
+    "analysis.order_sensitivity": "analysis.tables.order_sensitivity",
+    "analysis.page": "analysis.report.page",
+    "analysis.pairs": "analysis.tables.pairs",
+    "analysis.palette": "analysis.figure.palette",
+    "analysis.pictures": "analysis.figures.pictures",
+    "analysis.plots": "analysis.figure.plots",
+    "analysis.predictions": "analysis.read.predictions",
+    "analysis.protocol": "analysis.tables.protocol",
+    "analysis.quoted": "analysis.paper.quoted",
+    "analysis.radar": "analysis.paper.radar",
+    "analysis.ranks": "analysis.tables.ranks",
+    "analysis.recount": "analysis.read.recount",
+    "analysis.round_curves": "analysis.figures.rounds",
+    "analysis.rows": "analysis.table.rows",
+    "analysis.severities": "analysis.tables.severities",
+    "analysis.stability": "analysis.tables.stability",
+    "analysis.statistics": "analysis.read.statistics",
+    "analysis.status": "analysis.read.status",
+    "analysis.sweeps": "analysis.figures.sweeps",
+    "analysis.tradeoff": "analysis.figures.tradeoff",
+    "analysis.verdicts": "analysis.paper.verdicts",
+    "board": "launch.status",
+    "building": "run.open",
+    "checkpoint": "run.checkpoint",
+    "console": "cli.console",
+    "costing": "measuring.estimate",
+    "datasets.cache": "datasets.making.cache",
+    "datasets.clean": "datasets.making.clean",
+    "datasets.corruptions": "datasets.making.corruptions",
+    "datasets.decoded": "datasets.io.decoded",
+    "datasets.decoding": "datasets.io.decoding",
+    "datasets.fetch": "datasets.fetching.fetch",
+    "datasets.file_benchmark": "datasets.io.file_benchmark",
+    "datasets.file_images": "datasets.io.file_images",
+    "datasets.files": "datasets.io.files",
+    "datasets.flat_val": "datasets.io.flat_val",
+    "datasets.idx": "datasets.io.idx",
+    "datasets.image_lists": "datasets.io.image_lists",
+    "datasets.imagenet": "datasets.io.imagenet",
+    "datasets.known": "datasets.fetching.known",
+    "datasets.label_files": "datasets.io.label_files",
+    "datasets.manifest": "datasets.making.manifest",
+    "datasets.obtain": "datasets.fetching.obtain",
+    "datasets.pickled_batches": "datasets.rehearsal.pickled_batches",
+    "datasets.python_batches": "datasets.io.python_batches",
+    "datasets.rehearsal_model": "datasets.rehearsal.model",
+    "datasets.rehearsal_photos": "datasets.rehearsal.photos",
+    "datasets.rehearsal_streets": "datasets.rehearsal.streets",
+    "datasets.roots": "datasets.io.roots",
+    "datasets.self_made": "datasets.making.self_made",
+    "datasets.shards": "datasets.making.shards",
+    "datasets.sources": "datasets.fetching.sources",
+    "datasets.street_classes": "datasets.io.street_classes",
+    "datasets.street_files": "datasets.io.street_files",
+    "datasets.streets_scene": "datasets.streets.scene",
+    "datasets.streets_scene_buildings": "datasets.streets.buildings",
+    "datasets.streets_scene_canvas": "datasets.streets.canvas",
+    "datasets.streets_scene_ground": "datasets.streets.ground",
+    "datasets.streets_scene_objects": "datasets.streets.objects",
+    "datasets.streets_scene_plants": "datasets.streets.plants",
+    "datasets.streets_scene_traffic": "datasets.streets.traffic",
+    "datasets.streets_scene_vehicles": "datasets.streets.vehicles",
+    "datasets.streets_weather": "datasets.streets.weather",
+    "datasets.unpack": "datasets.fetching.unpack",
+    "datasets.verify": "datasets.fetching.verify",
+    "datasets.workers": "datasets.making.workers",
+    "engine": "run.engine",
+    "environment": "run.environment",
+    "experiment": "config.experiment",
+    "export": "run.export",
+    "garbage": "run.allocator",
+    "hyperparameters": "method.hyperparameters",
+    "image_sets": "stream.image_sets",
+    "label_orders": "stream.label_orders",
+    "loading": "stream.loading",
+    "locks": "record.owner",
+    "loggers": "run.loggers",
+    "map_metrics": "scoring.segmentation",
+    "metrics": "scoring.classification",
+    "orders": "stream.orders",
+    "pairing": "authoring.compatibility",
+    "parity": "authoring.parity",
+    "parts.updates": "method.updates",
+    "preparation": "run.warmups",
+    "presets": "config.presets",
+    "probing": "run.probe",
+    "scaffold": "authoring.skeleton",
+    "settings": "stream.settings",
+    "source_cache": "run.source_cache",
+    "state": "method.state",
+    "survey": "stream.availability",
+    "validation": "config.validation",
+    "viewing": "measuring.attention_maps",
+    "warmup": "method.warmup",
+    "yaml_files": "config.yaml",
+}
+
+
+def late(package: str, *modules: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package that hands on names of its modules, loaded at the first use.
+
+    Example: `__getattr__ = late(__name__, "base", "hyperparameters")`; the first module that has a
+    name gives it.
+    """
+
+    def find(name: str) -> Any:
+        if not name.startswith("_") and name not in modules:
+            for module in modules:
+                loaded = importlib.import_module(f"{package}.{module}")
+                if hasattr(loaded, name):
+                    return getattr(loaded, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find
+
+
+class RenamedModules(MetaPathFinder, Loader):
+    """Finds modules of the last release under their new names, with one warning for each."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A spec for an old name, None for any other."""
+        package, _, old = fullname.partition(".")
+        if package != "ctta_bench" or old not in RENAMED_MODULES:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module under its new name."""
+        new = f"ctta_bench.{RENAMED_MODULES[spec.name.partition('.')[2]]}"
+        warnings.warn(
+            f"{spec.name} is {new} since ctta-bench {RENAMED_IN}; the old name goes with the next "
+            "release.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        module = importlib.import_module(new)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run; the module keeps the spec of its new name."""
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
+
+
+def find_renamed_modules() -> None:
+    """Let old names be imported; they are looked for last."""
+    if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
+        sys.meta_path.append(RenamedModules())

@@ -1,0 +1,323 @@
+"""What a run leaves on disk, and how: nothing half-written ever stands under a final name.
+
+cell.yaml        the resolved configuration
+batches.jsonl    a line a batch, appended
+predictions.npz  per image, in stream order
+pictures.npz     of segmentation: a few images with labels and predictions
+result.json      written last; its presence means done
+env.json         versions, device, time
+state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
+models/          adapted networks, if they are asked for (export.py)
+failed.json      why the last attempt failed
+attempts.json    the attempts that did not end well: when, where, what ended them
+log.txt          what was said
+"""
+
+import contextlib
+import json
+import os
+import time
+import traceback
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from filelock import FileLock, Timeout
+
+from ctta_bench.errors import CttaBenchError, RunError
+from ctta_bench.record.owner import (
+    OWNER_FILE,
+    BusyError,
+    Heartbeat,
+    describe,
+    is_abandoned,
+    read_owner,
+    this_process,
+)
+
+SCHEMA_VERSION = 1
+# As safe as yaml.safe_load, which is this loader in Python alone, and ten times as fast.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+@contextlib.contextmanager
+def atomic(path: Path, *, lasting: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its name when the block ends well.
+
+    Not `lasting`: when the content reaches the disk is left to the system. Raises RunError if the
+    disk is full or the folder is not writable.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if lasting:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_yaml(path: Path, value: Any, *, lasting: bool = True) -> None:
+    """Write `value` as YAML in the given key order, atomically."""
+    with atomic(path, lasting=lasting) as temporary:
+        text = yaml.dump(value, Dumper=_SAFE_DUMPER, sort_keys=False, allow_unicode=True)
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_record(cell: Path) -> Any:
+    """What stands in a run folder's cell.yaml, plain values alone.
+
+    Raises OSError, UnicodeDecodeError or yaml.YAMLError if it cannot be read.
+    """
+    return yaml.load((cell / "cell.yaml").read_text("utf-8"), Loader=_SAFE_LOADER)
+
+
+def check_writable(directory: Path) -> None:
+    """Make `directory` and try a file in it. Raises RunError if that fails."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with atomic(directory / "write-test") as temporary:
+            temporary.write_bytes(b".")  # an empty file fits on a full disk
+        (directory / "write-test").unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"{directory}: is a file, not a folder; choose another --out.") from None
+    except OSError as error:
+        raise RunError(
+            f"{directory}: cannot be written ({error.strerror}); choose another --out."
+        ) from error
+
+
+class RunFolder:
+    """The folder of one cell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def file(self, name: str) -> Path:
+        """A file of the folder by its name."""
+        return self.path / name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the cell has its result."""
+        return self.file("result.json").is_file()
+
+    def result(self) -> dict[str, Any]:
+        """The stored result. Raises RunError if it is damaged or of a newer schema."""
+        try:
+            result: dict[str, Any] = json.loads(self.file("result.json").read_text("utf-8"))
+            version = int(result["schema_version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{self.file('result.json')}: is damaged ({error}); delete the folder or run the "
+                "cell again with --force."
+            ) from error
+        if version > SCHEMA_VERSION:
+            raise RunError(
+                f"{self.path}: was written by a newer version (schema {version}, this one reads "
+                f"{SCHEMA_VERSION}); update ctta-bench."
+            )
+        return result
+
+    def check_configuration(self, record: dict[str, Any]) -> None:
+        """Raise RunError if the folder was written by another configuration or a newer schema."""
+        file = self.file("cell.yaml")
+        if not file.exists():
+            return
+        try:
+            stored = read_record(self.path)
+            version = stored["schema_version"]
+        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise RunError(f"{file}: is damaged; delete the folder or use --force.") from error
+        if version > SCHEMA_VERSION:
+            raise RunError(
+                f"{file}: was written by a newer version (schema {version}, this one reads "
+                f"{SCHEMA_VERSION}); update ctta-bench or choose another --out."
+            )
+        for key in record:
+            if key not in ("experiment", "preset") and stored.get(key) != record[key]:
+                raise RunError(
+                    f"{file}: this folder was written by another configuration ({key} differs); "
+                    "choose another --out or use --force."
+                )
+
+    def plan(self, record: dict[str, Any]) -> None:
+        """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
+        file = self.file("cell.yaml")
+        if not file.exists() or not file.stat().st_size:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # A grid lays down thousands at once; the run itself writes it again, to last.
+            write_yaml(file, record, lasting=False)
+
+    def clear(self) -> None:
+        """Delete every file that a run leaves, so that it starts anew."""
+        for file in [*self.path.glob("*"), *self.path.glob("models/*")]:
+            if file.is_file() and file.name not in (".lock", OWNER_FILE):
+                file.unlink()
+
+    def append_log(self, text: str) -> None:
+        """Add a line with the time to log.txt."""
+        with self.file("log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keep why the block failed or was interrupted, so that `status` can tell.
+
+        The caller still sees the error; an OSError and a `sys.exit` of the code become a RunError.
+        """
+        began = timestamp()
+        try:
+            yield
+        except BusyError:
+            raise  # the cell, or its warm-up, is another's: nothing failed
+        except KeyboardInterrupt as error:
+            self._note_end(began, "interrupted", signal=str(error) or "SIGINT")
+            raise
+        except SystemExit as error:
+            failure = RunError(f"{self.path}: the code ended itself (sys.exit({error.code!r})).")
+            self._note_failure(began, failure)
+            raise failure from error
+        except Exception as error:
+            self._note_failure(began, error)
+            if isinstance(error, OSError):
+                raise RunError(f"{self.path}: {error.strerror or error}.") from error
+            raise
+
+    def _note_failure(self, began: str, error: BaseException) -> None:
+        with contextlib.suppress(OSError, RunError):
+            expected = isinstance(error, (CttaBenchError, OSError))
+            told = str(error) if expected else "".join(traceback.format_exception(error)).rstrip()
+            self.append_log(f"failed: {told}")
+            self.write_failure(error)
+        self._note_end(began, "failed", reason=_first_line(error))
+
+    def _note_end(self, began: str, outcome: str, **facts: Any) -> None:
+        here = this_process()
+        self.add_attempt(
+            {"outcome": outcome, **facts, "began": began, "ended": timestamp()}
+            | {key: here[key] for key in ("host", "pid", "job")}
+        )
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts that did not end well, oldest first; [] if there are none to read."""
+        try:
+            attempts = json.loads(self.file("attempts.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        return attempts if isinstance(attempts, list) else []
+
+    def add_attempt(self, attempt: dict[str, Any]) -> None:
+        """Add one to attempts.json, with how many batches it left; a full disk only forgets it."""
+        with contextlib.suppress(OSError, RunError):
+            lines = self.file("batches.jsonl")
+            done = lines.read_bytes().count(b"\n") if lines.exists() else 0
+            write_json(self.file("attempts.json"), [*self.attempts(), attempt | {"batches": done}])
+
+    def write_failure(self, error: BaseException) -> None:
+        """Keep why this attempt failed."""
+        write_json(
+            self.file("failed.json"),
+            {"reason": _first_line(error), "type": type(error).__name__, "time": timestamp()},
+        )
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Write arrays to a .npz, atomically and to the same bytes for the same arrays."""
+        with (
+            atomic(self.file(name)) as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            for key, values in arrays.items():
+                # A fixed date: numpy's own savez would stamp the time of writing.
+                info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                info.compress_type = zipfile.ZIP_DEFLATED
+                with archive.open(info, "w") as entry:
+                    np.lib.format.write_array(entry, values, allow_pickle=False)
+
+    @contextlib.contextmanager
+    def work(self, record: dict[str, Any], *, force: bool = False) -> Iterator[Heartbeat | None]:
+        """Hold the folder for an attempt at what `record` describes; None if it is done already.
+
+        With `force` it starts anew. A failure of the block is noted. Raises RunError for a folder
+        of another configuration or that cannot be written, BusyError if another process has it.
+        """
+        check_writable(self.path)
+        with self.locked() as heartbeat:
+            if force:
+                self.clear()
+            self.check_configuration(record)
+            if self.is_done:
+                yield None
+                return
+            self.file("failed.json").unlink(missing_ok=True)
+            write_yaml(self.file("cell.yaml"), record)
+            with self.noting_failure():
+                yield heartbeat
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Heartbeat]:
+        """Hold the cell; only one process writes it. Raises BusyError if another one has it.
+
+        A cell whose owner is dead is taken over, with a line in the log and in attempts.json.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        # The empty lock file stays: deleting it would let two processes hold two files of its name.
+        lock = FileLock(self.file(".lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise BusyError(f"{self.path}: {self._owner()} is running this cell.") from None
+        except NotImplementedError:
+            pass  # a file system without locks: the owner's file is all there is
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be locked ({error.strerror}).") from error
+        heartbeat = Heartbeat(self.file(OWNER_FILE))
+        try:
+            self._own(heartbeat)
+            yield heartbeat
+        finally:
+            heartbeat.stop()
+            lock.release()
+
+    def _own(self, heartbeat: Heartbeat) -> None:
+        owner = read_owner(heartbeat.path)
+        if owner is not None:
+            if not is_abandoned(heartbeat.path, owner):
+                raise BusyError(f"{self.path}: {describe(owner)} is running this cell.")
+            self.append_log(f"taken over from {describe(owner)}, which is dead")
+            facts = {key: owner.get(key) for key in ("host", "pid", "job")}
+            self.add_attempt({"outcome": "lost", "ended": timestamp(), **facts})
+            heartbeat.path.unlink(missing_ok=True)
+        try:
+            heartbeat.start()
+        except FileExistsError:
+            raise BusyError(f"{self.path}: {self._owner()} is running this cell.") from None
+        except OSError as error:
+            raise RunError(
+                f"{heartbeat.path}: cannot be written ({error.strerror or error})."
+            ) from error
+
+    def _owner(self) -> str:
+        return describe(read_owner(self.file(OWNER_FILE)) or {})
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def timestamp() -> str:
+    """The time now, ISO 8601 in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

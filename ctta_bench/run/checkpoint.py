@@ -1,0 +1,199 @@
+"""Checkpoints of a running cell: when they are due, what they hold, how a run goes on."""
+
+import io
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pickle import UnpicklingError
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.method import Method
+from ctta_bench.record.folder import RunFolder, atomic
+from ctta_bench.run.loggers import Logger
+from ctta_bench.scoring.base import Arrays, Scorer
+from ctta_bench.scoring.classification import ErrorScorer
+from ctta_bench.stream import Stream
+
+Found = TypeVar("Found")
+# Ctrl-C, a polite kill, and the two that schedulers send before a time-out or a pre-emption.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+DEFAULT_INTERVAL = "20s"
+STATE_FILES = ("state.pt", "state.previous.pt")
+# What reading a cut-off or overwritten checkpoint can raise.
+_DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
+
+
+@dataclass
+class Progress:
+    """What was scored so far: per-image arrays, batch lines, frames, source probes, time spent."""
+
+    scorer: Scorer = field(default_factory=ErrorScorer)
+    arrays: list[Arrays] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[Arrays] = field(default_factory=list)
+    seconds: float = 0.0
+    probes: list[dict[str, Any]] = field(default_factory=list)
+
+    def joined(self) -> Arrays:
+        """All per-image arrays, each in stream order."""
+        return {k: np.concatenate([a[k] for a in self.arrays]) for k in self.arrays[0]}
+
+
+class DeferredInterrupt:
+    """Ctrl-C, and what schedulers send, waits for the end of the batch, for a whole checkpoint.
+
+    `asked` names the signal, "" before it. A second Ctrl-C is heeded at once, without a checkpoint;
+    schedulers send several signals, or one twice. Outside the main thread signals are left as they
+    are.
+    """
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self.asked = ""
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt("SIGINT")
+        self.asked = self.asked or signal.Signals(number).name
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def parse_interval(text: str) -> tuple[float, int | None]:
+    """Seconds between checkpoints, or batches, from `30s` or `50`. Raises ConfigError."""
+    found = re.fullmatch(r"([1-9]\d{0,8})(s?)", text.strip())
+    if found is None:
+        raise ConfigError(
+            f"--checkpoint {text!r}: give a number of batches, or of seconds as 30s; 1 or more."
+        )
+    count = int(found[1])
+    return (float(count), None) if found[2] else (0.0, count)
+
+
+@dataclass
+class Pace:
+    """When the next checkpoint is due."""
+
+    seconds: float
+    batches: int | None
+    last: float = field(default_factory=time.monotonic)
+
+    def due(self, batches: int) -> bool:
+        """Whether to write one now, `batches` batches into the stream."""
+        if self.batches is not None:
+            return batches % self.batches == 0
+        if time.monotonic() - self.last < self.seconds:
+            return False
+        self.last = time.monotonic()
+        return True
+
+
+def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
+    """Write state.pt; the one before is kept as state.previous.pt."""
+    if not progress.lines:
+        return
+    content = {
+        "method": method.state_dict(),
+        "arrays": _tensors(progress.joined()),
+        "lines": progress.lines,
+        "frames": list(map(_tensors, progress.frames)),
+        "seconds": progress.seconds,
+        "probes": progress.probes,
+    }
+    write_state(folder, content)
+
+
+def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
+    return {name: values.numpy() for name, values in tensors.items()}
+
+
+def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
+    """Write state.pt, atomically; the one before is kept as state.previous.pt."""
+    newest = folder.file("state.pt")
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with atomic(newest) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+        if newest.exists():
+            newest.replace(folder.file("state.previous.pt"))
+
+
+def resume(
+    folder: RunFolder,
+    method: Method,
+    stream: Stream,
+    loggers: Iterable[Logger] = (),
+    scorer: Scorer | None = None,
+) -> Progress:
+    """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
+
+    Says what it found. With no checkpoint the stream begins anew.
+    """
+
+    progress = Progress(scorer or ErrorScorer())
+
+    def read(content: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
+        arrays, frames = _arrays(content["arrays"]), list(map(_arrays, content.get("frames", [])))
+        lines, seconds = content["lines"], content["seconds"]
+        probes = content.get("probes", [])
+        found = Progress(progress.scorer, [arrays], lines, frames, seconds, probes)
+        return found, content["method"]
+
+    found = newest_whole(folder, read, loggers)
+    if found is None:
+        lines = folder.file("batches.jsonl")
+        if lines.exists() and lines.stat().st_size:
+            say(folder, loggers, "no whole checkpoint: the stream begins anew")
+        return progress
+    progress, saved = found
+    method.load_state_dict(saved)
+    say(folder, loggers, f"resumed after {len(progress.lines)} of {len(stream)} batches")
+    return progress
+
+
+def newest_whole(
+    folder: RunFolder, read: Callable[[dict[str, Any]], Found], loggers: Iterable[Logger] = ()
+) -> Found | None:
+    """What `read` makes of the newest checkpoint that is whole, None without one.
+
+    Says which damaged one is left aside.
+    """
+    for name in STATE_FILES:
+        file = folder.file(name)
+        if not file.exists():
+            continue
+        try:
+            return read(torch.load(file, map_location="cpu", weights_only=True))
+        except _DAMAGE as error:
+            say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
+    return None
+
+
+def drop_states(folder: RunFolder) -> None:
+    """Delete the checkpoints of what is done."""
+    for name in STATE_FILES:
+        folder.file(name).unlink(missing_ok=True)
+
+
+def say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
+    """Put a sentence into the folder's log and before the user."""
+    folder.append_log(message)
+    for logger in loggers:
+        logger.say(f"{folder.path.name}: {message}")

@@ -1,0 +1,79 @@
+"""What a result depends on beside its configuration: versions, device, threads, kernels."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import features
+from timm.layers import use_fused_attn
+
+from ctta_bench import __version__
+from ctta_bench.record.folder import timestamp
+from ctta_bench.registry import loaded_plugins
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result depends on beside its configuration: versions, device, threads, kernels."""
+    packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless", "pillow")
+    return {
+        "time": timestamp(),
+        "ctta_bench": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,  # with the build, which the package's metadata lack
+        **{name: _version(name) for name in packages},
+        # The library that decodes: another one gives other pixels.
+        "libjpeg": features.version_feature("libjpeg_turbo") or features.version("jpg"),
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "attention": "fused" if use_fused_attn() else "plain",
+        "plugins": sorted(loaded_plugins()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the suite if it runs from a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    call = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def default_device() -> str:
+    """The first accelerator, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Highest memory so far in MiB: of the accelerator, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

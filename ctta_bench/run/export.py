@@ -1,0 +1,198 @@
+"""Adapted models as plain networks: kept beside a run's results, and exported from there.
+
+A run that keeps its models leaves `models/last.safetensors` (the end of the stream) or
+`models/NN-DOMAIN.safetensors` (the end of its NN-th domain, before any reset): the state dict of
+the network whose logits are scored, under the network's own names, adapters merged. The metadata
+names cell, method, model, the source weights' fingerprint and the pre-processing.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ctta_bench.errors import ConfigError, MethodError, RunError
+from ctta_bench.method import Method
+from ctta_bench.parts.injection import merge
+from ctta_bench.record.folder import RunFolder, atomic
+from ctta_bench.source_models.segformer_layouts import published
+
+Keep = Literal["none", "last", "domains"]
+LAST = "last"
+
+
+@torch.no_grad()
+def plain_state(method: Method) -> dict[str, Tensor]:
+    """The state dict, on the CPU, of a plain network with the logits that `method` scores now.
+
+    Raises MethodError where no network without the method gives them.
+    """
+    name, model = type(method).__name__, method.scored_model
+    if method.batch_dependent:
+        raise _no_plain_form(name, "its logits depend on the other images of a batch")
+    inside = set(map(id, model.parameters())) | set(map(id, method.model.parameters()))
+    own_prediction = type(method).predict is not Method.predict
+    beside = [n for n, p in method.trainable.items() if id(p) not in inside]
+    if beside and own_prediction:
+        raise _no_plain_form(name, f"it predicts with {beside[0]} beside the network")
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.network.modules()):
+        raise _no_plain_form(name, "it changes what passes between the network's layers")
+    merged = copy.deepcopy(model)
+    merge(merged)
+    state: dict[str, Tensor] = merged.network.state_dict()
+    if odd := sorted(model.keys ^ set(state)):
+        raise _no_plain_form(name, f"{odd[0]} is no tensor of the source network and its own alike")
+    return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+
+
+def _no_plain_form(method: str, reason: str) -> MethodError:
+    return MethodError(
+        f"{method} has no plain network that could be kept or exported: {reason}; run it with "
+        "keep_models: none."
+    )
+
+
+def write_model(file: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a state dict as safetensors, atomically. Raises RunError if that fails."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(file) as temporary:
+        # Not save_file: it makes files that nobody but their owner may read.
+        temporary.write_bytes(safetensors.torch.save(state, {"format": "pt"} | metadata))
+
+
+# -- beside a run
+
+
+class ModelKeeper:
+    """Writes the models that a cell is asked to keep, while it runs.
+
+    Raises MethodError at once if the method has no plain form, rather than at the end of a run.
+    """
+
+    def __init__(
+        self, folder: RunFolder, method: Method, record: dict[str, Any], keep: Keep
+    ) -> None:
+        self.directory = folder.file("models")
+        self.method, self.keep = method, keep
+        self.metadata = {
+            "cell": record["id"],
+            "method": record["method"]["name"],
+            "model": record["model"]["name"],
+            "source_sha256": record["model"]["sha256"],
+            "preprocessing": json.dumps(record["preprocessing"]),
+        }
+        if keep != "none":
+            plain_state(method)
+
+    def check_resumed(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Raise RunError if the run goes on behind a domain whose model nobody kept."""
+        if self.keep != "domains":
+            return
+        for name in _visits(lines)[:-1]:
+            if not (self.directory / name).is_file():
+                raise RunError(
+                    f"{self.directory / name}: was not kept before the run was interrupted; run "
+                    "the cell with --force to keep the model of every domain."
+                )
+
+    def domain_ended(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Keep the model as it is behind the batches of `lines`, if domains are kept."""
+        if self.keep == "domains" and lines:
+            self._write(_visits(lines)[-1], lines)
+
+    def stream_ended(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Keep the model at the end of the stream, if any is kept."""
+        if self.keep == "last":
+            self._write(f"{LAST}.safetensors", lines)
+        self.domain_ended(lines)
+
+    def _write(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
+        place = {"domain": str(lines[-1]["domain"]), "round": str(lines[-1]["round"])}
+        metadata = self.metadata | place | {"batches": str(len(lines))}
+        write_model(self.directory / name, plain_state(self.method), metadata)
+
+
+def _visits(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """File names for the domains of batch lines, in the order of the stream."""
+    visits = [domain for (_, domain), _ in groupby(lines, lambda x: (x["round"], x["domain"]))]
+    return [
+        f"{number:02d}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', domain)}.safetensors"
+        for number, domain in enumerate(visits)
+    ]
+
+
+def check_kept(folder: RunFolder, keep: Keep) -> None:
+    """Raise RunError if a done cell lacks the models that it is now asked to keep."""
+    if keep == "none":
+        return
+    try:
+        lines = folder.file("batches.jsonl").read_text("utf-8").splitlines()
+        visits = _visits([json.loads(line) for line in lines])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder.file('batches.jsonl')}: is damaged; use --force.") from error
+    directory = folder.file("models")
+    # The end of the stream is the end of its last domain.
+    alternatives = [f"{LAST}.safetensors", *visits[-1:]] if keep == "last" else []
+    there = [(directory / name).is_file() for name in alternatives or visits]
+    if not (any(there) if alternatives else all(there)):
+        raise RunError(
+            f"{folder.path}: is done without the models that --keep-models {keep} asks for; only "
+            "a run anew leaves them: use --force."
+        )
+
+
+# -- from a run
+
+
+def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = False) -> Path:
+    """Copy a kept model of the run folder `cell` to `out` (.safetensors); returns its source.
+
+    The model at the end of the stream, or at the end of `domain` (its last visit, or `NN-DOMAIN`).
+    A SegFormer goes out under the names that mmsegmentation, or its authors' code, loads.
+    Raises ConfigError for another suffix or a file in the way, RunError if there is no such model,
+    or its weights are not finite.
+    """
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"{out}: an export is a .safetensors file; name it so.")
+    if out.exists() and not force:
+        raise ConfigError(f"{out}: exists; choose another name, or use --force.")
+    file = _kept_file(cell, domain)
+    try:
+        with safe_open(file, framework="pt") as stored:
+            metadata = dict(stored.metadata() or {})
+        state = safetensors.torch.load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); run the cell with --force.") from error
+    for key, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise RunError(f"{file}: {key} is not finite: the adaptation broke the model.")
+    write_model(out, published(state), metadata)
+    return file
+
+
+def _kept_file(cell: Path, domain: str | None) -> Path:
+    if not (cell / "cell.yaml").is_file():
+        raise RunError(f"{cell}: is no run folder (it has no cell.yaml).")
+    found = (cell / "models").glob("*.safetensors")
+    files = sorted(found, key=lambda f: (len(f.stem.partition("-")[0]), f.stem))
+    if not files:
+        raise RunError(
+            f"{cell}: kept no model; run it again with --keep-models last (and --force if done)."
+        )
+    if domain is None:
+        if not RunFolder(cell).is_done:
+            raise RunError(f"{cell}: is not done; finish it, or name a --domain that is.")
+        return next((f for f in files if f.stem == LAST), files[-1])
+    fitting = [f for f in files if domain in (f.stem, f.stem.partition("-")[2])]
+    if not fitting:
+        names = ", ".join(f.stem for f in files)
+        raise RunError(f"{cell}: kept no model of domain {domain!r}; it has: {names}.")
+    return fitting[-1]

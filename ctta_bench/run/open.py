@@ -1,0 +1,228 @@
+"""What a cell is made of: its benchmark, its method on the source model, and the source set."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta_bench.config.cell import Cell, model_options
+from ctta_bench.errors import DataError
+from ctta_bench.method import Method
+from ctta_bench.model import BATCH_NORMS, SourceModel
+from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.run.environment import usable_cores
+from ctta_bench.run.source_cache import SourceCache, fingerprint_of
+from ctta_bench.scoring.base import Scorer, SourceCheck
+from ctta_bench.scoring.classification import ErrorScorer
+from ctta_bench.scoring.segmentation import MiouScorer
+from ctta_bench.source_models.shared import source_model
+from ctta_bench.stream import (
+    Benchmark,
+    ImageSet,
+    MapSet,
+    SourceData,
+    StreamSettings,
+    as_input,
+    labels_of,
+)
+from ctta_bench.stream.loading import default_workers
+
+
+def build_benchmark(cell: Cell) -> Benchmark:
+    """The benchmark of a cell. Raises DataError if its data is missing."""
+    benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
+        cell.settings, cell.request.data_root
+    )
+    benchmark.decoded_cache = cell.request.cache_decoded
+    problems = benchmark.problems()
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DataError(f"{benchmark.name}: {problems[0]}{more}")
+    return benchmark
+
+
+def scorer_of(benchmark: Benchmark) -> Scorer:
+    """The metric of a benchmark's task."""
+    if benchmark.task == "segmentation":
+        return MiouScorer(benchmark.num_classes, benchmark.class_names)
+    return ErrorScorer()
+
+
+def loading_workers(cell: Cell) -> int:
+    """Processes that load images ahead: as many as asked for, else what the cores allow."""
+    if cell.request.workers is not None:
+        return cell.request.workers
+    return default_workers(BENCHMARKS.get(cell.request.benchmark).decodes, usable_cores())
+
+
+def build_model(cell: Cell, device: torch.device) -> SourceModel:
+    """The source model of a cell, as it was loaded."""
+    request = cell.request
+    benchmark = BENCHMARKS.get(request.benchmark)(cell.settings, request.data_root)
+    model = source_model(request.model or "", model_options(request, benchmark))
+    model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
+    classes = benchmark.model_classes()
+    if classes is not None:
+        model.keep_classes(classes)
+    return model.eval()
+
+
+def build_method(cell: Cell, device: torch.device) -> Method:
+    """The method of a cell on a freshly loaded model."""
+    request = cell.request
+    method: Method = METHODS.get(request.method)(
+        build_model(cell, device),
+        cell.hyperparameters,
+        seed=request.seed,
+        precision=request.precision,
+        window=request.window,
+        adapts=request.adapt,
+    )
+    return method
+
+
+def notes(method: Method, settings: StreamSettings, source: SourceData | None = None) -> list[str]:
+    """What a reader of a cell's numbers should know of its method on this stream."""
+    found = []
+    if method.batch_dependent and settings.batch_size == 1 and method.window < 2:
+        found.append(
+            "batches of one image: what the method takes from a batch (statistics, neighbours) "
+            "comes from that image alone; --window N gathers N images"
+        )
+    asked, used = getattr(method.hp, "source_samples", None), method.source_used
+    if source is not None and asked is not None and used is not None and used < asked:
+        there = f"{len(source):,} there"
+        passed = "" if used == len(source) else f", of which {used:,} passed the entropy filter"
+        found.append(f"{asked:,} source images asked for, {there}{passed}")
+    return found
+
+
+def norm_statistics(method: Method) -> str | None:
+    """What the BatchNorms of a method's model normalise by: "source", "batch", or as it says.
+
+    None for a network that has none.
+    """
+    norms = [m for m in method.model.network.modules() if isinstance(m, BATCH_NORMS)]
+    if method.norm_statistics or not norms:
+        return method.norm_statistics or None
+    of_batch = any(norm.running_mean is None or norm.training for norm in norms)
+    return "batch" if of_batch else "source"
+
+
+def source_data(
+    benchmark: Benchmark,
+    method: Method,
+    seed: int,
+    workers: int = 0,
+    *,
+    model_sha256: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> SourceData | None:
+    """The source set as the method may see it: nothing, images, or images with labels.
+
+    With the fingerprint of the source model, what is made from its images is kept for other cells,
+    and `say` hears of troubles with that. Raises DataError if the method needs source data and
+    the benchmark has none.
+    """
+    images = source_images(benchmark, method.source_access, type(method).__name__)
+    if images is None:
+        return None
+    source = SourceData(
+        images,
+        labelled=method.source_access == "labelled",
+        seed=seed,
+        device=method.device,
+        dtype=torch.float64 if method.precision == "float64" else torch.float32,
+        workers=workers,
+    )
+    if model_sha256:
+        facts = {
+            "model": model_sha256,
+            "preprocessing": method.model.preprocessing.record(),
+            "precision": method.precision,
+            "source_images": fingerprint_of(images, source.order()),
+            # The same sums come out with other last bits elsewhere.
+            "arithmetic": f"torch {torch.__version__}, {method.device.type}, "
+            f"{torch.get_num_threads()} threads",
+        }
+        source.keep = SourceCache(benchmark.cache_folder() / "source", facts, say)
+    return source
+
+
+def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | None:
+    """The source images that `reader`, a method, has access to; None for access to none.
+
+    Raises DataError if the benchmark has none, or lacks the labels that the method reads.
+    """
+    if access == "none":
+        return None
+    images = benchmark.source()
+    if images is None:
+        place = benchmark.source_place()
+        raise DataError(
+            f"{reader} reads {access} source data, but {benchmark.name} has no source set "
+            f"at hand{f'; put it in {place}' if place else ''}."
+        )
+    if access == "labelled" and _lacks_labels(benchmark, images):
+        raise DataError(
+            f"{reader} reads labelled source data, but the source images of "
+            f"{benchmark.name} have no label maps; put them in {benchmark.source_place()}."
+        )
+    return images
+
+
+def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
+    """Accuracy in % of the unadapted model on some source images, None if it knows none of them.
+
+    Of pixels, in segmentation. Raises DataError near chance: then the weights are not those of this
+    benchmark, and every number after it would be meaningless.
+    """
+    checked = _checked(benchmark, model, model)
+    if checked is None:
+        return None
+    if checked.near_chance:
+        raise DataError(
+            f"model {model.name} {checked.words} of {benchmark.name}, near chance "
+            f"({checked.chance:.1f} %): these weights are not of this benchmark, or the classes "
+            "are in another order."
+        )
+    return checked.accuracy
+
+
+def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
+    """Accuracy in % of what a method predicts, as it is now, on some source images.
+
+    None if the benchmark has none.
+    """
+    checked = _checked(benchmark, method.model, method.predict)
+    return None if checked is None else checked.accuracy
+
+
+def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
+    """Whether source images came without the maps that are their labels."""
+    return benchmark.task == "segmentation" and not isinstance(images, MapSet)
+
+
+@torch.no_grad()
+def _checked(
+    benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
+) -> SourceCheck | None:
+    """The scorer's word on predictions of evenly spaced source images."""
+    images = None if benchmark.other_labels else benchmark.source()
+    if images is None or _lacks_labels(benchmark, images):
+        return None
+    scorer = scorer_of(benchmark)
+    step = max(1, len(images.labels) // scorer.checked_images)
+    index = np.arange(0, len(images.labels), step)
+    before = model.passes.forward_images
+
+    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(index), scorer.at_once):
+            part = index[start : start + scorer.at_once]
+            shown = as_input(images.load(part)).to(model.mean.device, model.mean.dtype)
+            yield predict(shown), labels_of(images, part)
+
+    checked = scorer.check(outputs(), benchmark.num_classes)
+    model.passes.forward_images = before  # a check of ours, not a cost of the method
+    return checked

@@ -1,0 +1,76 @@
+"""What a method forgets: its accuracy on source images before, along and after the stream."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ctta_bench.errors import DataError, RunError
+from ctta_bench.method import Method
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.checkpoint import Progress
+from ctta_bench.run.open import accuracy_on_source
+from ctta_bench.stream import Benchmark
+
+Probe = Literal["none", "rounds", "domains"]
+KEY = "source_probes"  # in result.json
+
+
+class SourceProbe:
+    """Scores source images with a method as it is now, and leaves the method as it was.
+
+    when: at the end of each "rounds" or "domains", and before the stream in both cases. total:
+    batches of the stream, of which each of `rounds` has as many. Raises DataError if the benchmark
+    has no source images with labels that the model knows.
+    """
+
+    def __init__(
+        self, benchmark: Benchmark, method: Method, when: Probe, total: int, rounds: int
+    ) -> None:
+        self.method, self.when = method, when
+        self.per_round = total // rounds
+        self.accuracy: Callable[[], float | None] = lambda: accuracy_on_source(benchmark, method)
+
+    def began(self, progress: Progress) -> None:
+        """Score before the first batch; not again where a run goes on."""
+        if self.when != "none" and not progress.lines and not progress.probes:
+            self._take(progress)
+
+    def domain_ended(self, progress: Progress) -> None:
+        """Score at the end of a domain, or of a round, as it was asked."""
+        ends_round = len(progress.lines) % self.per_round == 0
+        if self.when == "domains" or (self.when == "rounds" and ends_round):
+            self._take(progress)
+
+    def _take(self, progress: Progress) -> None:
+        state = self.method.state_dict()
+        accuracy = self.accuracy()
+        self.method.load_state_dict(state)  # predicting may move statistics or a memory
+        if accuracy is None:
+            raise DataError(
+                "probe: this benchmark has no source images whose labels the model knows; leave "
+                "--probe out."
+            )
+        last: dict[str, Any] = progress.lines[-1] if progress.lines else {}
+        progress.probes.append(
+            {
+                "batches": len(progress.lines),
+                "round": last.get("round"),
+                "domain": last.get("domain"),
+                "accuracy": accuracy,
+            }
+        )
+
+
+def check_probed(folder: RunFolder, probe: Probe) -> None:
+    """Raise RunError if a done cell lacks the probes that it is now asked for."""
+    if probe == "none":
+        return
+    found = json.loads(folder.file("result.json").read_text("utf-8")).get(KEY) or []
+    lines = folder.file("batches.jsonl").read_text("utf-8").splitlines()
+    visits = {(line["round"], line["domain"]) for line in map(json.loads, lines)}
+    wanted = len(visits) if probe == "domains" else len({step for step, _ in visits})
+    if len(found) <= wanted:  # one more, before the stream
+        raise RunError(
+            f"{folder.path}: is done without the accuracies on source images that --probe {probe} "
+            "asks for; only a run anew leaves them: use --force."
+        )

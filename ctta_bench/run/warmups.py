@@ -1,0 +1,227 @@
+"""Warm-ups as steps of their own: each in a folder beside the cells that start from it.
+
+cell.yaml           what decides the warm-up (kind: warm-up)
+batches.jsonl       a line an update: epoch, learning rate, loss
+warmup.safetensors  what was learnt
+result.json         losses, accuracies on source images, updates; written last: the warm-up is done
+state.pt, log.txt, env.json, failed.json: as in the folder of a cell (record.py)
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ctta_bench.config.cell import Cell
+from ctta_bench.errors import RunError
+from ctta_bench.method.warmup import Warmup, load_warmed
+from ctta_bench.record.folder import (
+    SCHEMA_VERSION,
+    RunFolder,
+    atomic,
+    write_json,
+    write_yaml,
+)
+from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.checkpoint import (
+    DeferredInterrupt,
+    Pace,
+    drop_states,
+    newest_whole,
+    say,
+    write_state,
+)
+from ctta_bench.run.environment import environment
+from ctta_bench.run.loggers import JsonLines, Logger, lay_lines
+from ctta_bench.run.open import accuracy_on_source, build_benchmark, build_method, source_data
+
+LEARNT = "warmup.safetensors"
+
+
+def warmed(
+    cell: Cell,
+    directory: Path,
+    device: torch.device,
+    loggers: Sequence[Logger] = (),
+    beat: Callable[[], None] = lambda: None,
+) -> dict[str, Tensor] | None:
+    """What the warm-up of a cell has learnt, made under `directory` if it is not there yet.
+
+    None for a cell without warm-up. `beat` is called after each update.
+    """
+    if cell.warmup is None:
+        return None
+    folder = RunFolder(directory / cell.warmup["id"])
+    run_warmup(cell, folder, device=str(device), loggers=loggers, beat=beat)
+    return read_learnt(folder, cell.warmup)
+
+
+def run_warmup(
+    cell: Cell,
+    folder: RunFolder,
+    *,
+    device: str = "cpu",
+    force: bool = False,
+    loggers: Sequence[Logger] = (),
+    beat: Callable[[], None] = lambda: None,
+    checkpoint_seconds: float = 20.0,
+    checkpoint_updates: int | None = None,
+) -> dict[str, Any]:
+    """Make the warm-up of a cell, or go on where an earlier attempt stopped; a done one is kept.
+
+    Checkpoints, errors and interrupts are those of `engine.run_cell`.
+    """
+    assert cell.warmup is not None
+    keep_freed_memory()
+    with folder.work(cell.warmup, force=force) as heartbeat:
+        if heartbeat is None:
+            return folder.result()
+        held = heartbeat
+
+        def alive() -> None:
+            held.beat()
+            beat()
+
+        pace = Pace(checkpoint_seconds, checkpoint_updates)
+        result, interrupt = _run(cell, folder, torch.device(device), loggers, pace, alive)
+    if interrupt.asked:
+        raise KeyboardInterrupt(interrupt.asked)
+    return result
+
+
+def _run(
+    cell: Cell,
+    folder: RunFolder,
+    device: torch.device,
+    loggers: Sequence[Logger],
+    pace: Pace,
+    alive: Callable[[], None],
+) -> tuple[dict[str, Any], DeferredInterrupt]:
+    assert cell.warmup is not None
+    benchmark, method = build_benchmark(cell), build_method(cell, device)
+    before = accuracy_on_source(benchmark, method)
+    warmup = Warmup(method, source_data(benchmark, method, cell.request.seed))
+    total = {"num_batches": warmup.total}
+    write_yaml(folder.file("cell.yaml"), cell.warmup | total)
+    write_json(folder.file("env.json"), environment(device))
+    lines, seconds = _resume(folder, warmup, loggers)
+    lay_lines(folder, lines)
+    log = JsonLines()
+    log.start(folder.path, cell.warmup, len(lines), warmup.total)
+    began = time.monotonic() - seconds
+    try:
+        with DeferredInterrupt() as interrupt:
+            for line in warmup.updates():
+                lines.append(line)
+                log.batch(line)
+                alive()
+                for logger in loggers:
+                    logger.preparing(f"warming up {cell.request.method}", len(lines), warmup.total)
+                stops = interrupt.asked and len(lines) < warmup.total
+                if stops or pace.due(len(lines)):
+                    content = {"lines": lines, "seconds": time.monotonic() - began}
+                    write_state(folder, content | {"warmup": warmup.state_dict()})
+                if stops:
+                    folder.append_log(
+                        f"interrupted by {interrupt.asked} after {len(lines)} updates"
+                    )
+                    raise KeyboardInterrupt(interrupt.asked)
+    finally:
+        log.finish(None)
+    learnt = warmup.finish()
+    load_warmed(method, learnt)
+    method.warmed_up()
+    result = _summary(cell.warmup["id"], lines, warmup) | {
+        "seconds": time.monotonic() - began,
+        "source_accuracy": {"before": before, "after": accuracy_on_source(benchmark, method)},
+        "model_sha256": cell.warmup["model"]["sha256"],
+        "learnt_sha256": write_learnt(folder, learnt, cell.warmup),
+    }
+    write_json(folder.file("result.json"), result)
+    folder.append_log(f"done: {warmup.total} updates")
+    drop_states(folder)
+    return result, interrupt
+
+
+def _resume(
+    folder: RunFolder, warmup: Warmup, loggers: Sequence[Logger]
+) -> tuple[list[dict[str, Any]], float]:
+    found = newest_whole(folder, lambda c: (c["lines"], c["seconds"], c["warmup"]), loggers)
+    if found is None:
+        return [], 0.0
+    lines, seconds, tree = found
+    warmup.load_state_dict(tree)
+    say(folder, loggers, f"resumed after {len(lines)} of {warmup.total} updates")
+    return lines, seconds
+
+
+def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict[str, Any]:
+    """What result.json says of the training: mean loss of each epoch, updates, images."""
+    by_epoch: dict[int, list[float]] = {}
+    for line in lines:
+        if line["loss"] is not None:
+            by_epoch.setdefault(line["epoch"], []).append(line["loss"])
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell": name,
+        "kind": "warm-up",
+        "updates": len(lines),
+        "skipped_updates": warmup.skipped,
+        "source_images": len(warmup.source),
+        "loss_by_epoch": [float(np.mean(losses)) for losses in by_epoch.values()],
+        "trained_parameters": sum(p.numel() for p in warmup.parameters.values()),
+    }
+
+
+# -- the file of what was learnt
+
+
+def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: dict[str, Any]) -> str:
+    """Write warmup.safetensors with the record that decided it; returns the file's SHA-256."""
+    tensors = {name: value.cpu().contiguous() for name, value in learnt.items()}
+    with atomic(folder.file(LEARNT)) as temporary:
+        save_file(tensors, temporary, metadata={"record": _decisive(record)})
+    return hashlib.sha256(folder.file(LEARNT).read_bytes()).hexdigest()
+
+
+def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a finished warm-up.
+
+    Raises RunError for a file that is damaged, or of another model, method or source set.
+    """
+    file = folder.file(LEARNT)
+    try:
+        content = file.read_bytes()
+        with safetensors.safe_open(file, framework="pt") as tensors:
+            stored = json.loads((tensors.metadata() or {})["record"])
+            learnt = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RunError(
+            f"{file}: is missing or damaged ({type(error).__name__}); delete the folder, and the "
+            "warm-up is made again."
+        ) from error
+    wanted = json.loads(_decisive(record))
+    odd = sorted(key for key in wanted | stored if wanted.get(key) != stored.get(key))
+    if odd:
+        raise RunError(
+            f"{file}: is the warm-up of another {odd[0]}; delete the folder, and it is made again."
+        )
+    if hashlib.sha256(content).hexdigest() != folder.result().get("learnt_sha256"):
+        raise RunError(
+            f"{file}: is not what the warm-up wrote; delete the folder, and it is made again."
+        )
+    return learnt
+
+
+def _decisive(record: dict[str, Any]) -> str:
+    kept = {k: v for k, v in record.items() if k not in ("id", "experiment", "schema_version")}
+    return json.dumps(kept, sort_keys=True)

@@ -1,0 +1,1 @@
+"""Metrics: how a stream is scored, summed, drawn and written."""

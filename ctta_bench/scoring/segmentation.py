@@ -1,0 +1,205 @@
+"""Scores of segmentation: a confusion matrix for each image, mIoU by domain and round.
+
+A class that occurs neither in a domain's labels nor in its predictions has no IoU and is no part of
+the mean; one that is only predicted counts as 0. Pixels labelled 255 count nowhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ctta_bench.errors import DataError
+from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
+from ctta_bench.stream import Batch
+
+IGNORED = 255
+FRAMES_A_DOMAIN = 2  # kept as pictures
+FRAME_WIDTH = 480  # at most, in pixels
+
+
+@dataclass
+class MapScores:
+    """What is kept of each scored image, in stream order (arrays of one length)."""
+
+    confusion: np.ndarray  # int32 [n, K, K + 1], pixels by label and prediction
+    index: np.ndarray  # int64, number inside its domain
+    domain: np.ndarray  # int16
+    round: np.ndarray  # int16
+
+
+def predicted_maps(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """Classes int64 [H, W] of one image's logits [1, K, h, w], brought to `size` before the argmax.
+
+    Bilinear, corners not aligned. -1 where a logit that a pixel is made of is not finite.
+    """
+    large = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+    if large.shape[-2:] != size:
+        large = interpolate(large, size=size, mode="bilinear", align_corners=False)
+    prediction = large[0].max(0).indices  # the argmax, in a third of the time
+    if not bool(torch.isfinite(logits).all()):
+        prediction[~torch.isfinite(large[0]).all(0)] = -1
+    return prediction
+
+
+def confusion_of(prediction: Tensor, label: Tensor, num_classes: int) -> np.ndarray:
+    """Pixels by label (row) and prediction (column), int32 [K, K + 1].
+
+    prediction int64 [H, W]; label uint8 [H, W]. The last column counts invalid predictions. Raises
+    DataError for a label that is neither a class nor 255.
+    """
+    valid = label != IGNORED
+    rows, columns = label[valid].long(), prediction[valid]
+    columns = torch.where(columns < 0, num_classes, columns)
+    counts = torch.bincount(rows * (num_classes + 1) + columns, minlength=_cells(num_classes))
+    if len(counts) > _cells(num_classes):
+        raise DataError(
+            f"a label map holds the value {int(rows.max())}, but the classes are 0 to "
+            f"{num_classes - 1}, and {IGNORED} for ignored pixels."
+        )
+    return counts.view(num_classes, num_classes + 1).cpu().numpy().astype(np.int32)
+
+
+def _cells(num_classes: int) -> int:
+    return num_classes * (num_classes + 1)
+
+
+def domain_metrics(confusion: np.ndarray) -> dict[str, Any]:
+    """mIoU, IoU of each class and pixel accuracy in % of a confusion matrix int [K, K + 1].
+
+    None where nothing is there to be measured.
+    """
+    counts = confusion.astype(np.int64)
+    right, pixels = np.diagonal(counts), int(counts.sum())
+    union = counts.sum(1) + counts[:, :-1].sum(0) - right
+    iou = [100 * int(r) / int(u) if u else None for r, u in zip(right, union, strict=True)]
+    there = [value for value in iou if value is not None]
+    return {
+        "pixels": pixels,
+        "miou": float(np.mean(there)) if there else None,
+        "iou": iou,
+        "pixel_accuracy": 100 * int(right.sum()) / pixels if pixels else None,
+    }
+
+
+class MiouScorer(Scorer):
+    """Segmentation: the mean intersection over union in %, higher is better."""
+
+    metric = "miou"
+    checked_images, at_once = 8, 1
+
+    def __init__(self, num_classes: int, class_names: Sequence[str] = ()) -> None:
+        self.num_classes = num_classes
+        self.class_names = list(class_names) or [f"class {n}" for n in range(num_classes)]
+
+    def score(self, logits: Tensor, labels: Tensor) -> Arrays:
+        """`confusion` int32 [n, K, K + 1]; logits [n, K, h, w], labels uint8 [n, H, W].
+
+        Image by image, on the logits' device: one full-size copy of logits exists at a time.
+        """
+        found = []
+        for one, label in zip(logits.split(1), labels.to(logits.device), strict=True):
+            prediction = predicted_maps(one, (label.shape[0], label.shape[1]))
+            found.append(confusion_of(prediction, label, self.num_classes))
+        return {"confusion": np.stack(found)}
+
+    def figures(self, scores: Arrays) -> dict[str, int]:
+        """Labelled pixels, and the wrong ones among them."""
+        total = scores["confusion"].sum(0, dtype=np.int64)
+        pixels = int(total.sum())
+        return {"pixels": pixels, "errors": pixels - int(np.trace(total))}
+
+    def joined(self, arrays: Arrays) -> MapScores:
+        """The arrays as `MapScores`."""
+        return MapScores(**arrays)
+
+    def frames(self, batch: Batch, logits: Tensor, kept: Sequence[Arrays]) -> list[Arrays]:
+        """The first images of each domain in the first round."""
+        have = [int(frame["domain"]) for frame in kept]
+        new = []
+        for row, domain in enumerate(batch.domain.tolist() if batch.round == 0 else ()):
+            if have.count(domain) < FRAMES_A_DOMAIN:
+                have.append(domain)
+                new.append(_frame(batch, logits, row))
+        return new
+
+    def gallery(self, frames: Sequence[Arrays]) -> Arrays:
+        """Frames as arrays [f, h, w(, 3)]; smaller ones are padded at right and bottom."""
+        if not frames:
+            return {}
+        height, width = np.max([frame["label"].shape for frame in frames], axis=0)
+        empty = {"image": 0, "label": IGNORED, "prediction": IGNORED}
+        found: Arrays = {}
+        for key, value in empty.items():
+            tail = (3,) if key == "image" else ()
+            stack = np.full((len(frames), height, width, *tail), value, np.uint8)
+            for row, frame in enumerate(frames):
+                h, w = frame["label"].shape
+                stack[row, :h, :w] = frame[key]
+            found[key] = stack
+        return found | {key: np.array([f[key] for f in frames]) for key in ("domain", "index")}
+
+    def summarise(
+        self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
+        """mIoU by round and domain, from the sum of a domain's matrices."""
+        rounds = []
+        for number in np.unique(arrays["round"]):
+            by_domain = []
+            for d, name in enumerate(domains):
+                rows = np.flatnonzero((arrays["round"] == number) & (arrays["domain"] == d))
+                if len(rows):
+                    total = arrays["confusion"][rows].sum(0, dtype=np.int64)
+                    by_domain.append({"domain": name, "n": len(rows), **domain_metrics(total)})
+            means = [entry["miou"] for entry in by_domain if entry["miou"] is not None]
+            mean = float(np.mean(means)) if means else None
+            rounds.append({"round": int(number), "mean": mean, "domains": by_domain})
+        return rounds
+
+    def facts(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The names of the classes, and a note on domains that could not be scored."""
+        empty = {d["domain"]: 0 for r in rounds for d in r["domains"] if d["miou"] is None}
+        note = f"no labelled pixel, and no part of the mean: {', '.join(empty)}"
+        return {"classes": self.class_names} | ({"notes": [note]} if empty else {})
+
+    def words(self, mean: float | None) -> str:
+        """`mean mIoU 12.34 %`."""
+        return "mean mIoU n/a" if mean is None else f"mean mIoU {mean:.2f} %"
+
+    def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
+        """Near chance is what naming one class everywhere can reach.
+
+        The accuracy is that of pixels, but the mIoU decides: streets are a third road.
+        """
+        found = [self.score(logits, labels)["confusion"] for logits, labels in outputs]
+        metrics = domain_metrics(np.concatenate(found).sum(0, dtype=np.int64))
+        chance = 100 / max(1, sum(value is not None for value in metrics["iou"]))
+        miou, accuracy = metrics["miou"] or 0.0, metrics["pixel_accuracy"] or 0.0
+        words = f"reaches an mIoU of {miou:.1f} % on {len(found)} source images"
+        return SourceCheck(accuracy, miou < chance, chance, words)
+
+
+def _frame(batch: Batch, logits: Tensor, row: int) -> Arrays:
+    """One image with its labels and predictions, uint8, small enough for a page."""
+    label = batch.labels[row]
+    prediction = predicted_maps(logits[row : row + 1], (label.shape[0], label.shape[1]))
+    prediction = torch.where(prediction < 0, IGNORED, prediction).cpu()
+    image = batch.images[row].detach().float().cpu()
+    width = min(FRAME_WIDTH, image.shape[-1])
+    size = (max(1, round(image.shape[-2] * width / image.shape[-1])), width)
+    shown = interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
+
+    def small(map_: Tensor) -> np.ndarray:
+        return interpolate(map_[None, None].float(), size=size)[0, 0].byte().numpy()
+
+    return {
+        "image": shown.mul(255).round().clamp(0, 255).byte().movedim(0, -1).contiguous().numpy(),
+        "label": small(label),
+        "prediction": small(prediction),
+        "domain": np.array(batch.domain[row], np.int16),
+        "index": np.array(batch.index[row], np.int64),
+    }

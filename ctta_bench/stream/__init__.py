@@ -1,0 +1,52 @@
+"""Benchmarks and their streams: domains, settings, orders, batches, source sets; all that the
+file of a benchmark needs of the engine.
+"""
+
+from typing import TYPE_CHECKING
+
+from ctta_bench.names import late
+
+if TYPE_CHECKING:
+    from ctta_bench.stream.benchmark import (
+        CLEAN,
+        Batch,
+        Benchmark,
+        Domain,
+        SourceData,
+        Stream,
+        Task,
+        as_input,
+        batch_domains,
+    )
+    from ctta_bench.stream.image_sets import ArrayImages, ArrayMaps, ImageSet, MapSet, labels_of
+    from ctta_bench.stream.settings import (
+        CorruptionSettings,
+        ImageOrder,
+        SegmentationSettings,
+        SettingName,
+        StreamSettings,
+    )
+
+__all__ = [
+    "CLEAN",
+    "ArrayImages",
+    "ArrayMaps",
+    "Batch",
+    "Benchmark",
+    "CorruptionSettings",
+    "Domain",
+    "ImageOrder",
+    "ImageSet",
+    "MapSet",
+    "SegmentationSettings",
+    "SettingName",
+    "SourceData",
+    "Stream",
+    "StreamSettings",
+    "Task",
+    "as_input",
+    "batch_domains",
+    "labels_of",
+]
+
+__getattr__ = late(__name__, "settings", "image_sets", "benchmark")

@@ -1,0 +1,233 @@
+"""Orders: which image comes when, as arrays of indices, tested without a single image.
+
+Each (seed, round, domain) has its own random stream, so that a stream of fewer rounds or domains
+is the beginning of a longer one. docs/protocols.md says what each setting's order is.
+"""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctta_bench.errors import ConfigError
+from ctta_bench.stream.label_orders import LABEL_ORDERS
+from ctta_bench.stream.settings import StreamSettings
+
+HENDRYCKS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur",
+    "zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate",
+    "jpeg_compression",
+)  # fmt: skip
+# Positions in HENDRYCKS, from 1: the ten orders of CoTTA's configurations for ImageNet-C, and the
+# default order of RoTTA's.
+PUBLISHED_ORDERS = {
+    "cotta0": (11, 14, 1, 6, 7, 5, 3, 15, 4, 13, 2, 9, 8, 10, 12),
+    "cotta1": (15, 2, 7, 9, 12, 10, 4, 13, 1, 11, 5, 3, 14, 8, 6),
+    "cotta2": (12, 4, 1, 2, 8, 9, 5, 7, 13, 15, 14, 11, 3, 6, 10),
+    "cotta3": (2, 10, 5, 14, 8, 13, 11, 3, 4, 9, 12, 1, 6, 15, 7),
+    "cotta4": (14, 5, 7, 8, 10, 3, 11, 6, 9, 15, 1, 2, 12, 4, 13),
+    "cotta5": (6, 8, 10, 2, 4, 12, 7, 11, 9, 13, 5, 1, 14, 15, 3),
+    "cotta6": (9, 3, 15, 12, 7, 5, 14, 8, 4, 6, 11, 13, 2, 10, 1),
+    "cotta7": (5, 7, 3, 10, 8, 15, 1, 9, 2, 11, 12, 6, 14, 4, 13),
+    "cotta8": (4, 6, 7, 2, 1, 5, 15, 10, 12, 14, 9, 8, 11, 13, 3),
+    "cotta9": (12, 1, 4, 7, 9, 5, 15, 10, 14, 13, 2, 3, 8, 6, 11),
+    "rotta": (6, 8, 10, 2, 4, 12, 7, 11, 9, 13, 5, 1, 14, 15, 3),
+}
+# Keys of random draws that belong to no single domain, where the domain's number would stand.
+_POOL, _BLEND, _DEAL, _SEQUENCE = -1, -2, -3, -4
+_ALIKE = 2**20  # the domain's number where all domains share their draws
+_LABELS = 2**16  # marks draws of label orders, apart from those of the plain order
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a stream: one row an image, cut into batches.
+
+    `domain` int16 [N], `index` int64 [N], `round` int16 [N]; batch b is rows cuts[b]:cuts[b+1].
+    `severity` int8 [N] is 0 wherever the benchmark's own severity is meant.
+    """
+
+    domain: np.ndarray
+    index: np.ndarray
+    round: np.ndarray
+    cuts: np.ndarray
+    severity: np.ndarray
+
+    def sha256(self) -> str:
+        """Hash of the whole order: equal streams have equal ones."""
+        digest = hashlib.sha256()
+        parts = [(self.domain, "<i2"), (self.index, "<i8"), (self.round, "<i2")]
+        if self.severity.any():
+            parts.append((self.severity, "i1"))
+        for part, kind in parts:
+            digest.update(np.ascontiguousarray(part, dtype=kind).tobytes())
+        digest.update(self.cuts.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def starts_domain(self) -> np.ndarray:
+        """Whether each batch begins a domain, or a round: bool [batches]."""
+        first = self.cuts[:-1]
+        starts = np.ones(len(first), bool)
+        here, before = first[1:], first[1:] - 1
+        starts[1:] = (self.domain[here] != self.domain[before]) | (
+            self.round[here] != self.round[before]
+        )
+        return starts
+
+    def resets(self, settings: StreamSettings) -> np.ndarray:
+        """Whether the method is reset before each batch: bool [batches].
+
+        With `reset_every` N, before the first batch that begins at or after each N images.
+        """
+        resets = np.zeros(len(self.cuts) - 1, bool)
+        if settings.kind.resets:
+            resets[1:] = self.starts_domain()[1:]
+        elif settings.reset_every is not None:
+            resets[1:] = np.diff(self.cuts[:-1] // settings.reset_every) > 0
+        return resets
+
+
+def domain_sequence(names: Sequence[str], settings: StreamSettings, seed: int) -> np.ndarray:
+    """Positions of the domains in the order of their visits.
+
+    Raises ConfigError if a published order does not know one of the domains.
+    """
+    chosen = settings.domain_order
+    if chosen is None:
+        return np.arange(len(names))
+    if chosen == "random":
+        return _rng(seed, 0, _SEQUENCE).permutation(len(names))
+    place = {HENDRYCKS[p - 1]: i for i, p in enumerate(PUBLISHED_ORDERS[chosen])}
+    strange = [name for name in names if name not in place]
+    if strange:
+        raise ConfigError(
+            f"benchmark.domain_order: {chosen} orders the 15 corruptions of Hendrycks and "
+            f"Dietterich and knows no {', '.join(strange)}; use random, or leave it out."
+        )
+    return np.argsort([place[name] for name in names])
+
+
+def make_order(
+    sizes: Sequence[int],
+    settings: StreamSettings,
+    seed: int,
+    *,
+    labels: Sequence[np.ndarray] = (),
+    sequence: Sequence[int] | np.ndarray | None = None,
+) -> Order:
+    """The order over domains of these sizes.
+
+    labels: int64 [n] for each domain, read by the settings that labels decide. sequence: positions
+    of the domains in the order of their visits; as they are given by default.
+    """
+    visited = range(len(sizes)) if sequence is None else [int(d) for d in sequence]
+    plan = _Plan(settings, seed, sizes, labels)
+    segments = [
+        (round_number, rows)
+        for round_number in range(settings.rounds)
+        for rows in plan.segments(visited, round_number)
+    ]
+    cuts, position = [np.zeros(1, np.int64)], 0
+    for _, rows in segments:
+        inner = np.arange(settings.batch_size, len(rows), settings.batch_size)
+        cuts += [position + inner, np.array([position + len(rows)])]
+        position += len(rows)
+    table = np.concatenate([rows for _, rows in segments])
+    rounds = np.repeat([n for n, _ in segments], [len(rows) for _, rows in segments])
+    return Order(
+        table[:, 0].astype(np.int16),
+        table[:, 1].astype(np.int64),
+        rounds.astype(np.int16),
+        np.concatenate(cuts),
+        table[:, 2].astype(np.int8),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Rows are int32 [n, 3]: domain, index, severity."""
+
+    settings: StreamSettings
+    seed: int
+    sizes: Sequence[int]
+    labels: Sequence[np.ndarray]
+
+    def segments(self, visited: Sequence[int], round_number: int) -> list[np.ndarray]:
+        """The rows of a round, in parts that no batch crosses."""
+        join = self.settings.kind.join
+        visits = self._visits(visited, round_number)
+        if join == "chain":
+            return visits
+        if join == "stream":
+            return [np.concatenate(visits)]
+        if join == "pool":
+            return [self._pooled(visits, round_number)]
+        if join == "deal":
+            return self._dealt(visits, round_number)
+        return [self._blended(visits, round_number)]
+
+    def _visits(self, visited: Sequence[int], round_number: int) -> list[np.ndarray]:
+        visits = []
+        for number, d in enumerate(visited):
+            for step, severity in enumerate(self.settings.walk(number)):
+                key = _ALIKE if self.settings.order == "alike" else d
+                # Without a walk the key stays what it was before there were walks.
+                keys = (self.seed, round_number, key, *([step] if severity else []))
+                rows = np.empty((self.sizes[d], 3), np.int32)
+                rows[:, 0], rows[:, 2] = d, severity
+                rows[:, 1] = _inside(self.sizes[d], self.settings.order, keys)
+                if self.settings.kind.join != "pool":
+                    rows = self._by_label(rows, _rng(self.seed, round_number, key, _LABELS + step))
+                visits.append(rows)
+        return visits
+
+    def _by_label(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        kind = self.settings.kind.labels
+        if not kind:
+            return rows
+        first = np.cumsum(self.sizes) - self.sizes
+        labels = self._all_labels[first[rows[:, 0]] + rows[:, 1]]
+        return rows[LABEL_ORDERS[kind](labels, self.settings, rng)]
+
+    @functools.cached_property
+    def _all_labels(self) -> np.ndarray:
+        return np.concatenate(self.labels)
+
+    def _pooled(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
+        rows = np.concatenate(visits)
+        rows = rows[_rng(self.seed, round_number, _POOL).permutation(len(rows))]
+        return self._by_label(rows, _rng(self.seed, round_number, _POOL, _LABELS))
+
+    def _dealt(self, visits: list[np.ndarray], round_number: int) -> list[np.ndarray]:
+        """Runs of whole batches: slot by slot, and in each the domains at random."""
+        rng = _rng(self.seed, round_number, _DEAL)
+        size, slots = self.settings.batch_size, self.settings.slots
+        assert slots is not None and self.settings.delta is not None
+        dealt: list[list[np.ndarray]] = [[] for _ in range(slots)]
+        for rows in visits:
+            p = rng.dirichlet(np.full(slots, self.settings.delta))
+            batches = -(-len(rows) // size)
+            cuts = (np.cumsum(p)[:-1] * batches).astype(np.int64) * size
+            for slot, part in zip(dealt, np.split(rows, cuts), strict=True):
+                slot.append(part)
+        parts = [slot[d] for slot in dealt for d in rng.permutation(len(slot))]
+        return [part for part in parts if len(part)]
+
+    def _blended(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
+        """Each image stands at its place along the domains, moved at random by the overlap."""
+        assert self.settings.overlap is not None
+        place = np.concatenate(
+            [d + (np.arange(len(v)) + 0.5) / len(v) for d, v in enumerate(visits)]
+        )
+        moved = _rng(self.seed, round_number, _BLEND).random(len(place)) - 0.5
+        return np.concatenate(visits)[np.argsort(place + self.settings.overlap * moved)]
+
+
+def _rng(*key: int) -> np.random.Generator:
+    return np.random.default_rng([k % 2**32 for k in key])
+
+
+def _inside(n: int, order: str, key: tuple[int, ...]) -> np.ndarray:
+    return np.arange(n) if order == "file" else _rng(*key).permutation(n)

@@ -1,0 +1,1 @@
+"""Data from elsewhere: sources, downloads, archives, checksums."""

@@ -1,0 +1,155 @@
+"""Get a benchmark's data: download, check, unpack, and put whole folders in their places."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from ctta_bench.datasets.fetching.fetch import Remote, check, fetch
+from ctta_bench.datasets.fetching.sources import Archive
+from ctta_bench.datasets.fetching.unpack import unpack
+from ctta_bench.datasets.io.files import locked, write_json, writing
+from ctta_bench.datasets.making.manifest import footnote, read_manifest
+from ctta_bench.errors import DataError
+
+DOWNLOADS = "downloads"  # folder of archives, and of what was unpacked, under the data root
+Step = Callable[[str, int, int], None]  # (what, bytes done, bytes in all)
+
+
+def missing(archive: Archive, root: Path) -> list[str]:
+    """The folders that an archive provides and the root lacks."""
+    return [name for name in archive.provides if not (root / archive.into / name).exists()]
+
+
+def obtain(
+    archive: Archive,
+    root: Path,
+    *,
+    mirror: str | None = None,
+    keep_archive: bool = False,
+    report: Step | None = None,
+    pause: float = 2.0,
+) -> bool:
+    """Fetch and unpack an archive unless its folders are there; whether anything was done.
+
+    mirror: a folder or http(s) address that holds the file under its own name. Raises DataError for
+    every fault; then nothing stands under a final name, and the same command goes on.
+    """
+    downloads = root / DOWNLOADS
+    with locked(downloads / archive.file):
+        _refuse_self_made(archive, root)
+        lacking = missing(archive, root)
+        staged = root / archive.into / f".{archive.file}.unpacking"
+        if not lacking and not staged.exists():
+            return False
+        if not (staged / ".whole").exists():
+            _refuse_a_mix(archive, root, lacking)
+            _unpack(
+                archive, _file(archive, downloads, mirror, report, pause), staged, downloads, report
+            )
+        _settle(staged, root / archive.into)
+        if not keep_archive:
+            (downloads / archive.file).unlink(missing_ok=True)
+    return True
+
+
+def _refuse_self_made(archive: Archive, root: Path) -> None:
+    """A self-made set of the same name is not what was asked for."""
+    for folder in (root / archive.into, *(root / archive.into / n for n in archive.provides)):
+        if (manifest := read_manifest(folder)) is not None:
+            raise DataError(
+                f"{folder}: holds {footnote(manifest)}, not the published files; choose another "
+                "--root or move it away."
+            )
+
+
+def _refuse_a_mix(archive: Archive, root: Path, lacking: list[str]) -> None:
+    there = sorted(set(archive.provides) - set(lacking))
+    if there:
+        raise DataError(
+            f"{root / archive.into}: {', '.join(there)} of {archive.file} is there, but "
+            f"{', '.join(lacking)} is not; move it away, since nothing is overwritten."
+        )
+
+
+def _file(
+    archive: Archive, downloads: Path, mirror: str | None, report: Step | None, pause: float
+) -> Path:
+    """The checked archive: from a folder it is used where it is."""
+    remote = Remote(archive.url, archive.bytes, archive.md5)
+
+    def tell(what: str) -> Callable[[int, int], None] | None:
+        return None if report is None else lambda done, total: report(what, done, total)
+
+    if mirror is not None and not mirror.startswith(("http://", "https://")):
+        file = Path(mirror) / archive.file
+        if not file.is_file():
+            raise DataError(f"--mirror {mirror}: holds no {archive.file}.")
+        check(file, remote, tell(f"checking {archive.file}"), delete=False)
+        return file
+    if mirror is not None:
+        remote = Remote(f"{mirror.rstrip('/')}/{archive.file}", archive.bytes, archive.md5)
+    file = downloads / archive.file
+    if file.is_file():
+        check(file, remote, tell(f"checking {archive.file}"))
+    else:
+        _refuse_a_small_disk(archive, downloads)
+        fetch(remote, file, report=tell(archive.file), pause=pause)
+    return file
+
+
+def _refuse_a_small_disk(archive: Archive, downloads: Path) -> None:
+    """The archive and what it unpacks to must fit, where the size is known."""
+    if archive.bytes is None:
+        return
+    part = downloads / f"{archive.file}.part"
+    needed = 2 * archive.bytes - (part.stat().st_size if part.exists() else 0)
+    with writing(downloads):
+        downloads.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(downloads).free
+    if free < needed:
+        raise DataError(
+            f"{downloads}: {archive.file} and what it unpacks to need {needed / 1e9:.1f} GB, but "
+            f"{free / 1e9:.1f} GB are free; free some space or choose another --root."
+        )
+
+
+def _unpack(
+    archive: Archive, file: Path, staged: Path, downloads: Path, report: Step | None
+) -> None:
+    if staged.exists():
+        shutil.rmtree(staged)  # a half-unpacked one
+    try:
+        with writing(staged):
+            staged.mkdir(parents=True)
+        sums = unpack(
+            file,
+            staged,
+            group=archive.group,
+            report=report
+            and (lambda done, total: report(f"unpacking {archive.file}", done, total)),
+        )
+        lacking = [name for name in archive.provides if not (staged / name).exists()]
+        if lacking:
+            raise DataError(
+                f"{file}: lacks {', '.join(lacking)}; it is another archive: delete it."
+            )
+        record = {
+            "archive": archive.file,
+            "md5": archive.md5,
+            "into": archive.into,
+            "units": {name: [digest.files, digest.hex] for name, digest in sums.items()},
+        }
+        write_json(downloads / f"{archive.file}.unpacked.json", record)
+        (staged / ".whole").touch()
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+
+
+def _settle(staged: Path, into: Path) -> None:
+    """Move whole folders to their places; interrupted, the next call goes on."""
+    with writing(into):
+        for entry in sorted(staged.iterdir()):
+            if entry.name != ".whole" and not (into / entry.name).exists():
+                entry.rename(into / entry.name)
+        shutil.rmtree(staged)

@@ -1,0 +1,124 @@
+"""Unpack archives of other people: regular files inside the target, and nothing else.
+
+A member that is a link, a device, or leads outside the target is refused by name, and with it the
+archive. Permissions and owners of the archive are not taken over.
+"""
+
+import hashlib
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from ctta_bench.datasets.io.files import CHUNK, Report, TreeDigest, writing
+from ctta_bench.errors import DataError
+
+# What damaged archives raise while they are read.
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError)
+
+
+def unpack(
+    archive: Path, target: Path, *, group: int = 0, report: Report | None = None
+) -> dict[str, TreeDigest]:
+    """Unpack a tar (plain or compressed) or zip into the folder `target`.
+
+    Returns a checksum by folder, the folders being the first `group` levels of the members' paths
+    ("" for all of them when it is 0). `report(bytes of the archive read, its size)`.
+    Raises DataError for an archive that is damaged or holds a member that is refused.
+    """
+    sums: dict[str, TreeDigest] = {}
+    size = archive.stat().st_size
+    try:
+        for name, stream, position in _members(archive):
+            path = _inside(archive, name)
+            if stream is None:
+                with writing(target):
+                    (target / path).mkdir(parents=True, exist_ok=True)
+                continue
+            md5 = _store(archive, stream, target / path)
+            parts = path.parts[: group if len(path.parts) > group else 0]
+            digest = sums.setdefault("/".join(parts), TreeDigest())
+            digest.add("/".join(path.parts[len(parts) :]), md5)
+            if report is not None:
+                report(position, size)
+    except _DAMAGED as error:
+        raise DataError(
+            f"{archive}: is not a whole archive ({error}); delete it and get it anew."
+        ) from error
+    return sums
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    """Names, streams (None: a folder) and places in the file of an archive's members."""
+    if zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):
+        yield from _zip_members(archive)
+    else:
+        yield from _tar_members(archive)
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as tar:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined] # else a million of them in memory
+            if not (member.isreg() or member.isdir()):
+                what = "a link" if member.issym() or member.islnk() else "no regular file"
+                raise _refusal(archive, member.name, what)
+            yield member.name, tar.extractfile(member) if member.isreg() else None, file.tell()
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.infolist():
+            mode = stat.S_IFMT(member.external_attr >> 16)
+            if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
+                what = "a link" if mode == stat.S_IFLNK else "no regular file"
+                raise _refusal(archive, member.filename, what)
+            if member.flag_bits & 1:
+                raise _refusal(archive, member.filename, "encrypted")
+            if member.is_dir():
+                yield member.filename, None, member.header_offset
+                continue
+            with packed.open(member) as stream:
+                yield member.filename, stream, member.header_offset
+
+
+def _inside(archive: Path, name: str) -> PurePosixPath:
+    """The relative path of a member. Raises DataError if it leads outside."""
+    path = PurePosixPath(name)
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or "\\" in name
+        or ":" in path.parts[:1]
+        or not name
+    ):
+        raise _refusal(archive, name, "a path outside the target")
+    return path
+
+
+def _refusal(archive: Path, name: str, what: str) -> DataError:
+    return DataError(
+        f"{archive}: holds {name!r}, which is {what}; the archive was not unpacked: delete it and "
+        "get it from a place that you trust."
+    )
+
+
+def _store(archive: Path, stream: IO[bytes], path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("xb", buffering=0)
+        except FileExistsError:
+            raise DataError(f"{archive}: holds {path.name!r} twice; get it anew.") from None
+    with stream, file:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+            rest = memoryview(chunk)
+            with writing(path):
+                while rest:
+                    rest = rest[file.write(rest) :]
+    return digest.hexdigest()

@@ -1,0 +1,88 @@
+"""Compare what is on disk with checksums: the publisher's, those of unpacking, or the maker's."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ctta_bench.datasets.fetching.obtain import DOWNLOADS
+from ctta_bench.datasets.fetching.sources import Source, find_source
+from ctta_bench.datasets.io.files import digest_of
+from ctta_bench.datasets.making.manifest import footnote, read_manifest
+from ctta_bench.errors import DataError
+
+Verdict = Literal["whole", "differs", "missing", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one file or folder: place, verdict, and against what it was held."""
+
+    place: str
+    verdict: Verdict
+    against: str
+
+
+def verify(
+    benchmark: str, root: Path, report: Callable[[str], None] | None = None
+) -> list[Finding]:
+    """Hold the data of a benchmark against its checksums, file by file or folder by folder.
+
+    `report(place)` before each. Where no checksum is known the verdict is "unknown", never "whole".
+    """
+    source = find_source(benchmark)
+    findings = []
+    for folder in source.folders:
+        for finding in _folder(source, root, folder, report):
+            findings.append(finding)
+    return findings
+
+
+def _folder(
+    source: Source, root: Path, folder: str, report: Callable[[str], None] | None
+) -> Iterator[Finding]:
+    if not (root / folder).is_dir():
+        yield Finding(folder, "missing", f"no folder {root / folder}")
+        return
+    expected = _expected(source, root, folder)
+    if not expected:
+        yield Finding(folder, "unknown", "no checksum is published, and it was not unpacked here")
+    for place, (digest, against) in expected.items():
+        if report is not None:
+            report(place)
+        if not (root / place).exists():
+            yield Finding(place, "missing", against)
+            continue
+        files, found = digest_of(root / place)
+        verdict: Verdict = "whole" if [files, found] == digest else "differs"
+        yield Finding(place, verdict, against)
+
+
+def _expected(source: Source, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
+    """Number of files and checksum by place, and who says so; the nearest witness speaks."""
+    manifest = read_manifest(root / folder)
+    if manifest is not None:
+        against = f"its maker's manifest: {footnote(manifest)}"
+        return {f"{folder}/{unit}": (d, against) for unit, d in manifest["units"].items()}
+    published = {
+        place: ([1, md5], "the published md5")
+        for place, md5 in source.md5.items()
+        if place.startswith(f"{folder}/")
+    }
+    return published or _unpacked(source, root, folder)  # type: ignore[return-value]
+
+
+def _unpacked(source: Source, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
+    found: dict[str, tuple[list[int | str], str]] = {}
+    for archive in source.archives:
+        record = root / DOWNLOADS / f"{archive.file}.unpacked.json"
+        if archive.into != folder or not record.is_file():
+            continue
+        try:
+            units = json.loads(record.read_text("utf-8"))["units"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{record}: is damaged ({error}); delete it.") from error
+        against = f"what was unpacked of {archive.file} (md5 {archive.md5})"
+        found |= {f"{folder}/{unit}": (digest, against) for unit, digest in units.items()}
+    return found

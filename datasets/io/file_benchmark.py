@@ -1,0 +1,151 @@
+"""What the benchmarks of image files share: geometry, damaged images, the cache of decoded ones."""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ctta_bench.datasets.io.decoded import DecodedImages
+from ctta_bench.datasets.io.decoding import Geometry, Interpolation
+from ctta_bench.datasets.io.file_images import FileImages
+from ctta_bench.datasets.io.imagenet import FOLDER as CLEAN_FOLDER
+from ctta_bench.datasets.io.imagenet import synsets, train_images
+from ctta_bench.datasets.io.roots import data_root, provenance
+from ctta_bench.errors import DataError
+from ctta_bench.stream import Benchmark, ImageSet, StreamSettings
+from ctta_bench.stream.loading import find_damaged
+
+Report = Callable[[str, int, int], None]
+
+
+class FileSettings(StreamSettings):
+    """Settings of benchmarks of image files."""
+
+    undecodable: Literal["stop", "skip"] = Field(
+        "stop", description="an image that does not decode ends the run, or is left out"
+    )
+    crop: int = Field(224, ge=8, le=1024, description="side of the images that are streamed")
+    resize: int = Field(
+        256, ge=8, le=4096, description="shorter side before the crop, of images of other sizes"
+    )
+    interpolation: Interpolation = Field("bilinear", description="of that resizing")
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> "FileSettings":
+        if self.crop > self.resize:
+            raise ValueError(f"crop {self.crop} is larger than resize {self.resize}")
+        return self
+
+
+class FileBenchmark(Benchmark):
+    """Base of the benchmarks that are image files under ROOT/`folder`.
+
+    Subclasses define `files`; `notes` are sentences on what is streamed, for footnotes.
+    """
+
+    decodes = True
+    folder = ""
+    classes = "imagenet"  # which of ImageNet's classes it has
+
+    def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
+        super().__init__(settings, data_root(root))
+        self.notes: set[str] = set()
+        self._left_out: dict[Path, list[int]] = {}
+
+    @abstractmethod
+    def files(self, name: str, severity: int) -> FileImages:
+        """The files of a domain. Raises DataError if they are not there."""
+
+    @property
+    def home(self) -> Path:
+        """ROOT/`folder`."""
+        return data_root(self.root) / self.folder
+
+    @property
+    def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
+        """What distinguishes the images from the published ones, None if nothing does."""
+        top = data_root(self.root) / Path(self.folder).parts[0]
+        made = provenance(self.home) or provenance(top)
+        return "; ".join(filter(None, [made, *sorted(self.notes)])) or None
+
+    @property
+    def cropped(self) -> Geometry:
+        """Geometry of images of any size."""
+        chosen = self.settings
+        return Geometry(chosen.crop, "crop", chosen.resize, chosen.interpolation)
+
+    def domain(self, name: str, severity: int | None = None) -> ImageSet:
+        """The images of one domain, without those that were found damaged."""
+        images = self._whole(name, severity or int(getattr(self.settings, "severity", 0)))
+        wanted = self.settings.examples
+        if wanted is not None and wanted > len(images.names):
+            raise DataError(
+                f"benchmark.examples: {wanted} images asked for, but {images.folder} has "
+                f"{len(images.names)}."
+            )
+        if self.decoded_cache is None:
+            return images
+        return DecodedImages(images.cut(wanted or len(images.names)), self.decoded_cache)
+
+    def _whole(self, name: str, severity: int) -> FileImages:
+        images = self.files(name, severity)
+        bad = self._left_out.get(images.folder)
+        return images.without(bad) if bad else images
+
+    @functools.cached_property
+    def _train(self) -> FileImages | None:
+        # Listing a million files takes seconds, and a run asks several times.
+        return train_images(data_root(self.root), self.cropped, synsets(self.classes))
+
+    def source(self) -> ImageSet | None:
+        """ImageNet's training images of the set's classes, if they are there."""
+        return self._train
+
+    def source_place(self) -> str:
+        """ROOT/imagenet2012/train."""
+        return f"{data_root(self.root) / CLEAN_FOLDER / 'train'}, a folder for each synset"
+
+    def problems(self) -> list[str]:
+        """What is missing of the domains that the stream reads."""
+        if not self.home.is_dir():
+            return [self.missing()]
+        found = []
+        for name, severity in self.needed():
+            try:
+                self.files(name, severity)
+            except DataError as error:
+                found.append(f"domain {name}: {error}")
+        return found
+
+    def missing(self) -> str:
+        """The sentence for a set that is not there at all."""
+        return f"no folder {self.home}."
+
+    def make_ready(self, report: Report, workers: int) -> None:
+        """Find damaged images, if they are to be left out; fill the cache, if there is one."""
+        if self.settings.undecodable == "skip":
+            self._find_damaged(report, workers)
+        if self.decoded_cache is not None:
+            for name, severity in self.needed():
+                images = self.domain(name, severity)
+                assert isinstance(images, DecodedImages)
+                images.fill(partial(report, f"decoding {name}"), workers)
+
+    def _find_damaged(self, report: Report, workers: int) -> None:
+        for name, severity in self.needed():
+            images = self.files(name, severity)
+            bad = find_damaged(
+                images,
+                partial(report, f"trying images of {name}"),
+                workers,
+                wanted=self.settings.examples,
+            )
+            if bad:
+                self._left_out[images.folder] = list(bad)
+                left_out = ", ".join(images.names[i] for i in list(bad)[:3])
+                more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+                self.notes.add(f"{name} without {len(bad)} damaged ({left_out}{more})")

@@ -1,0 +1,58 @@
+"""Label maps in PNG files: read, and told from what stands under their names by mistake."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ctta_bench.datasets.io.decoding import UNDECODABLE
+from ctta_bench.datasets.io.street_classes import CLASSES, IGNORE, LABEL_IDS
+from ctta_bench.errors import DataError
+
+_CHANNELS = {"RGB": 3, "RGBA": 4, "LA": 2, "CMYK": 4, "YCbCr": 3}
+
+
+def _train_ids() -> np.ndarray:
+    """The train id of each raw id, uint8 [256]; 255 where a raw id is no class."""
+    table = np.full(256, IGNORE, np.uint8)
+    table[list(LABEL_IDS)] = np.arange(len(CLASSES))
+    return table
+
+
+TRAIN_IDS = _train_ids()
+
+
+def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
+    """Train ids uint8 [H, W] of a label file; `raw_ids`: it holds Cityscapes' own ids.
+
+    Raises DataError that names the file, and what it holds instead, for colours, for raw ids where
+    train ids should be, and for what is missing or damaged.
+    """
+    values = _values(file)
+    if raw_ids:
+        return TRAIN_IDS[values.astype(np.uint8)]
+    present = np.bincount(values.ravel(), minlength=256).nonzero()[0]
+    wrong = [int(v) for v in present if v >= len(CLASSES) and v != IGNORE]
+    if wrong:
+        raise DataError(
+            f"{file}: holds the value {wrong[0]}, but train ids are 0 to {len(CLASSES) - 1}, and "
+            f"{IGNORE} for ignored pixels; these look like raw label ids: put the file of train "
+            "ids in its place (cityscapesScripts' csCreateTrainIdLabelImgs makes them)."
+        )
+    return values.astype(np.uint8)
+
+
+def _values(file: Path) -> np.ndarray:
+    try:
+        with Image.open(file) as image:
+            if image.mode in _CHANNELS:
+                raise DataError(
+                    f"{file}: has {_CHANNELS[image.mode]} channels, and a label map has one: this "
+                    "is a picture in colours; put the file of train ids in its place."
+                )
+            return np.asarray(image)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such label map.") from None
+    except UNDECODABLE as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{file}: is not a readable label map ({reason}).") from error

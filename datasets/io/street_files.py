@@ -1,0 +1,113 @@
+"""Street images and their label maps as files: found, paired, resized as mmsegmentation does."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ctta_bench.datasets.io.decoding import UNDECODABLE
+from ctta_bench.datasets.io.label_files import read_map
+from ctta_bench.errors import DataError
+
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class StreetImages:
+    """Images under one folder, without labels; `names` are relative to it and end in `suffix`.
+
+    box: height and width that images are resized to fit, the aspect ratio kept, as mmcv does it.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    box: Size
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Zeros int64 [n]."""
+        return np.zeros(len(self.names), np.int64)
+
+    def load(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, 3, H, W]. Raises DataError for a file that does not decode.
+
+        Images of one call must come out at one size.
+        """
+        images = [resized(_rgb(self.folder / self.names[i]), self.box) for i in index]
+        sizes = [image.shape for image in images]
+        if len(set(sizes)) > 1:
+            odd = next(i for i, size in zip(index, sizes, strict=True) if size != sizes[0])
+            raise DataError(
+                f"{self.folder / self.names[odd]}: has another shape than the images before it; "
+                "stream it with batch_size=1."
+            )
+        return torch.from_numpy(np.stack([image.transpose(2, 0, 1) for image in images]))
+
+
+@dataclass(frozen=True)
+class StreetFiles(StreetImages):
+    """The same with label maps: `maps_folder`/`map_names`, train ids or Cityscapes' raw ids."""
+
+    maps_folder: Path
+    map_names: Sequence[str]
+    raw_ids: bool = False
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """Train ids uint8 [k, H, W] at the files' own size. Raises DataError for a wrong file."""
+        return torch.from_numpy(np.stack([self._map(int(i)) for i in index]))
+
+    def _map(self, number: int) -> np.ndarray:
+        file, image = self.maps_folder / self.map_names[number], self.folder / self.names[number]
+        found = read_map(file, raw_ids=self.raw_ids)
+        with _opened(image) as shown:
+            if shown.size[::-1] != found.shape:
+                raise DataError(
+                    f"{file}: has {found.shape[1]}x{found.shape[0]} pixels, but its image {image} "
+                    f"{shown.width}x{shown.height}."
+                )
+        return found
+
+
+def listed(folder: Path, suffix: str) -> list[str]:
+    """Relative paths of the files under `folder` that end in `suffix`, sorted as mmseg sorts."""
+    found = []
+    for place, _, names in os.walk(folder, followlinks=True):
+        inside = Path(place).relative_to(folder)
+        found += [(inside / name).as_posix() for name in names if name.endswith(suffix)]
+    return sorted(found)
+
+
+def resized(image: np.ndarray, box: Size) -> np.ndarray:
+    """An image uint8 [H, W, 3] made to fit a box, the aspect ratio kept; mmcv's `imrescale`."""
+    height, width = image.shape[:2]
+    scale = min(max(box) / max(height, width), min(box) / min(height, width))
+    size = int(width * scale + 0.5), int(height * scale + 0.5)
+    if size == (width, height):
+        return image
+    return cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
+
+
+def _opened(file: Path) -> Image.Image:
+    try:
+        return Image.open(file)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such image.") from None
+    except UNDECODABLE as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{file}: is not a readable image ({reason}).") from error
+
+
+def _rgb(file: Path) -> np.ndarray:
+    """uint8 [H, W, 3]."""
+    with _opened(file) as image:
+        try:
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+        except UNDECODABLE as error:
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"{file}: is not a readable image ({reason}).") from error

@@ -1,0 +1,1 @@
+"""Corrupted sets made from clean images."""

@@ -1,0 +1,226 @@
+"""Clean images to corrupt: a folder CLASS/IMAGE, or an array, each image by its number.
+
+No torch: worker programs open these too.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ctta_bench.datasets.io.decoding import Geometry, decode, image_names, subfolders
+from ctta_bench.datasets.io.files import atomic
+from ctta_bench.datasets.making.corruptions import U8
+from ctta_bench.errors import DataError
+
+
+class CleanImages(Protocol):
+    """Labelled images of one size: `names` are CLASS/STEM, labels int64 [n]."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The class and a name without a suffix, unique."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Class numbers int64 [n]."""
+        ...
+
+    def image(self, number: int) -> U8:
+        """One image, uint8 [H, W, 3]."""
+        ...
+
+    def sha256(self) -> str:
+        """A hash of what the images are."""
+        ...
+
+    def recipe(self) -> dict[str, Any]:
+        """What `open_clean` needs to open the same images elsewhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class CleanFolder:
+    """Images of FOLDER/CLASS/IMAGE, in the order of their sorted relative names.
+
+    Grey images and such with transparency are taken as RGB, as Pillow converts them. `classes`: of
+    the images of a flat folder, by file name; they count as if they lay in folders of these names.
+    """
+
+    folder: Path
+    geometry: Geometry
+    classes: Mapping[str, str] | None = None
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        """CLASS/IMAGE, sorted."""
+        if self.classes is not None:
+            return sorted(f"{synset}/{name}" for name, synset in self.classes.items())
+        classes = subfolders(self.folder)
+        return [f"{c}/{name}" for c in classes for name in image_names(self.folder / c)]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The files without their suffixes. Raises DataError if two are the same then."""
+        names = [file.rpartition(".")[0] for file in self.files]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{self.folder}: {twice} is there twice, under two suffixes.")
+        return names
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Positions of the classes among the sorted class folders."""
+        flat = self.classes
+        names = subfolders(self.folder) if flat is None else sorted(set(flat.values()))
+        position = {name: label for label, name in enumerate(names)}
+        labels = [position[file.partition("/")[0]] for file in self.files]
+        return np.asarray(labels, np.int64)
+
+    def image(self, number: int) -> U8:
+        """uint8 [size, size, 3]. Raises DataError naming a file that does not decode."""
+        return decode(self._path(self.files[number]), self.geometry).transpose(1, 2, 0)
+
+    def _path(self, file: str) -> Path:
+        return self.folder / (file if self.classes is None else file.rpartition("/")[2])
+
+    def sha256(self) -> str:
+        """Of names, sizes in bytes and geometry: reading all of ImageNet would take its time."""
+        digest = hashlib.sha256(repr(self.geometry).encode())
+        for file in self.files:
+            digest.update(f"{file}\0{self._path(file).stat().st_size}\n".encode())
+        return digest.hexdigest()
+
+    def recipe(self) -> dict[str, Any]:
+        """Folder, geometry, and the classes of a flat folder."""
+        flat = {} if self.classes is None else {"flat": dict(self.classes)}
+        return {"folder": str(self.folder), "geometry": asdict(self.geometry), **flat}
+
+
+@dataclass(frozen=True)
+class CleanArray:
+    """Images of an .npy file, memory-mapped: uint8 [n, H, W, 3], or [n, H, W] taken as RGB.
+
+    `classes`: names of the classes by label; None: the labels themselves.
+    """
+
+    file: Path
+    labels: np.ndarray
+    classes: Sequence[str] | None = None
+
+    @functools.cached_property
+    def _images(self) -> np.ndarray:
+        images = _load(self.file, mmap=True)
+        is_rgb = images.ndim == 4 and images.shape[-1] == 3
+        if images.dtype != np.uint8 or not (is_rgb or images.ndim == 3):
+            raise DataError(
+                f"{self.file}: holds {images.dtype} {list(images.shape)}; images to corrupt are "
+                "uint8 [n, H, W, 3] or [n, H, W]."
+            )
+        if len(images) != len(self.labels):
+            raise DataError(
+                f"{self.file}: holds {len(images)} images, but there are {len(self.labels)} labels."
+            )
+        return images
+
+    @property
+    def names(self) -> list[str]:
+        """CLASS/NUMBER."""
+        classes = self.classes
+        return [
+            f"{label if classes is None else classes[label]}/{number:08d}"
+            for number, label in enumerate(self.labels)
+        ]
+
+    def image(self, number: int) -> U8:
+        """uint8 [H, W, 3]."""
+        image = np.asarray(self._images[number])
+        return np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image
+
+    def sha256(self) -> str:
+        """Of images and labels."""
+        digest = hashlib.sha256(np.ascontiguousarray(self._images).data)
+        digest.update(np.asarray(self.labels, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def recipe(self) -> dict[str, Any]:
+        """The file and what isn't in it."""
+        return {
+            "file": str(self.file),
+            "labels": self.labels.tolist(),
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+
+def open_clean(recipe: dict[str, Any]) -> CleanImages:
+    """The images that a recipe describes."""
+    if "folder" in recipe:
+        geometry = Geometry(**recipe["geometry"])
+        return CleanFolder(Path(recipe["folder"]), geometry, recipe.get("flat"))
+    return CleanArray(Path(recipe["file"]), np.asarray(recipe["labels"]), recipe["classes"])
+
+
+def clean_images(source: Path, geometry: Geometry, work: Path) -> CleanImages:
+    """The images of a folder CLASS/IMAGE, of an .npz (`images`, `labels`), or of an .npy.
+
+    An .npy needs a labels.npy beside it.
+    `geometry` is for folders; arrays are taken as they are. `work`: a folder for unpacked arrays.
+    Raises DataError if there is nothing of the kind.
+    """
+    if source.is_dir():
+        from ctta_bench.datasets.io.flat_val import flat_classes  # knows ImageNet's classes by timm
+
+        clean: CleanImages = CleanFolder(source, geometry, flat_classes(source))
+    elif source.suffix == ".npy":
+        clean = CleanArray(source, _labels(_load(source.with_name("labels.npy")), source))
+    elif source.suffix == ".npz":
+        clean = _unpacked(source, work)
+    else:
+        raise DataError(
+            f"--source {source}: is no folder CLASS/IMAGE, no .npz with images and labels, and no "
+            ".npy beside a labels.npy."
+        )
+    if not len(clean.labels):
+        raise DataError(f"--source {source}: holds no images in class folders.")
+    return clean
+
+
+def store(
+    images: np.ndarray, labels: np.ndarray, work: Path, classes: Sequence[str] | None = None
+) -> CleanArray:
+    """Images in memory, uint8 [n, H, W(, 3)], as an array that worker programs can open."""
+    file = work / "clean.npy"
+    with atomic(file) as temporary, temporary.open("wb") as stream:
+        np.save(stream, images)
+    return CleanArray(file, np.asarray(labels, np.int64), classes)
+
+
+def _unpacked(source: Path, work: Path) -> CleanArray:
+    arrays = _load(source)
+    try:
+        lacking = {"images", "labels"} - set(arrays.files)
+        if lacking:
+            raise DataError(f"{source}: lacks the array {' and '.join(sorted(lacking))}.")
+        return store(arrays["images"], _labels(arrays["labels"], source), work)
+    finally:
+        arrays.close()
+
+
+def _labels(labels: np.ndarray, source: Path) -> np.ndarray:
+    if labels.ndim != 1 or labels.dtype.kind not in "ui":
+        raise DataError(
+            f"{source}: its labels are {labels.dtype} {list(labels.shape)}, not integers [n]."
+        )
+    return labels.astype(np.int64)
+
+
+def _load(file: Path, *, mmap: bool = False) -> Any:
+    try:
+        return np.load(file, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file}: cannot be read as an array ({error}).") from error

@@ -1,0 +1,130 @@
+"""Which clean images become which self-made benchmark, and where it goes under the data root."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctta_bench.datasets.io.decoding import Geometry
+from ctta_bench.datasets.io.files import writing
+from ctta_bench.datasets.io.imagenet import FOLDER as IMAGENET
+from ctta_bench.datasets.io.python_batches import read_batch
+from ctta_bench.datasets.making.clean import CleanImages, clean_images, store
+from ctta_bench.datasets.making.corrupted_sets import SEVERITIES, make_set
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS
+from ctta_bench.datasets.making.shards import Layout, Recipe
+from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.registry import canonical
+
+
+@dataclass(frozen=True)
+class Target:
+    """Folder, layout, table of parameters and size of a benchmark's images.
+
+    `clean`: the test images under the root that the published set was made of.
+    """
+
+    folder: str
+    layout: Layout
+    parameters: str
+    size: int
+    clean: str = ""
+    label_key: str = ""
+
+
+TARGETS = {
+    "cifar10_c": Target(
+        "CIFAR-10-C", "arrays", "cifar", 32, "cifar-10-batches-py/test_batch", "labels"
+    ),
+    "cifar100_c": Target(
+        "CIFAR-100-C", "arrays", "cifar", 32, "cifar-100-python/test", "fine_labels"
+    ),
+    "imagenet_c": Target("ImageNet-C", "folders", "imagenet", 224, f"{IMAGENET}/val"),
+    "image_folder": Target("", "domains", "imagenet", 224),
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for; None: as published."""
+
+    source: Path | None = None
+    corruptions: Sequence[str] = CORRUPTIONS
+    severities: Sequence[int] = ()
+    parameters: str | None = None
+    size: int | None = None
+    seed: int = 0
+
+
+def make_benchmark(
+    name: str,
+    root: Path,
+    wish: Wish,
+    *,
+    workers: int = 1,
+    report: Callable[[int, int], None] | None = None,
+) -> tuple[Path, list[str]]:
+    """Make a benchmark's corrupted set under `root`; returns its folder and what was made.
+
+    Raises ConfigError for a benchmark or value that cannot be, DataError for images that are absent
+    or a folder that holds something else.
+    """
+    target = TARGETS.get(canonical(name))
+    if target is None:
+        raise ConfigError(f"data make {name!r}: choose {', '.join(TARGETS)}.")
+    severities = tuple(wish.severities) or ((5,) if target.layout == "domains" else SEVERITIES)
+    if target.layout == "domains" and len(severities) > 1:
+        raise ConfigError("--severity: image_folder holds one severity; name one.")
+    folder = root / target.folder
+    recipe = Recipe(
+        target.layout,
+        wish.parameters or target.parameters,
+        wish.seed,
+        severity=severities[0] if target.layout == "domains" else 5,
+    )
+    staging = root / f".clean-{canonical(name)}"
+    try:
+        clean = _clean(canonical(name), target, root, wish, staging)
+        made = make_set(
+            clean,
+            folder,
+            recipe,
+            corruptions=wish.corruptions,
+            severities=severities,
+            workers=workers,
+            facts={"source": str(wish.source or root / target.clean)},
+            data_root=root,
+            report=report,
+        )
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder, made
+
+
+def _clean(name: str, target: Target, root: Path, wish: Wish, staging: Path) -> CleanImages:
+    size = wish.size or target.size
+    # ImageNet-C was cut as ImageNet is: the shorter side to 256, then 224 x 224 of the centre.
+    resize = size if target.layout == "arrays" else round(size * 8 / 7)
+    if size < 8:
+        raise ConfigError(f"--size {size}: images to corrupt have 8 pixels or more a side.")
+    geometry = Geometry(size, "crop", resize)
+    is_array = target.layout == "arrays" if wish.source is None else wish.source.is_file()
+    if wish.size is not None and is_array:
+        raise ConfigError("--size: is for folders of images; an array is corrupted as it is.")
+    if wish.source is not None:
+        if not wish.source.exists():
+            raise DataError(f"--source {wish.source}: no such file or folder.")
+        return clean_images(wish.source, geometry, staging)
+    found = root / target.clean
+    if not target.clean or not found.exists():
+        where = f"no {found}; " if target.clean else ""
+        raise DataError(
+            f"{name}: {where}name the clean images with --source: a folder CLASS/IMAGE, an .npz "
+            "with images and labels, or an .npy beside labels.npy."
+        )
+    if target.layout != "arrays":
+        return clean_images(found, geometry, staging)
+    images, labels = read_batch(found, target.label_key)
+    with writing(staging):
+        staging.mkdir(parents=True, exist_ok=True)
+    return store(images.transpose(0, 2, 3, 1), labels, staging)

@@ -1,0 +1,136 @@
+"""The shards of a corrupted set, made by worker programs: this module is what they run."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from ctta_bench.datasets.io.files import atomic, writing
+from ctta_bench.datasets.making.clean import CleanImages, open_clean
+from ctta_bench.datasets.making.corruptions import U8, VERSION, corrupt
+from ctta_bench.datasets.making.workers import as_worker
+
+JPEG_QUALITY = 85  # of the published ImageNet-C, with optimised tables
+Layout = Literal["arrays", "folders", "domains"]
+Task = tuple[str, int, int]  # corruption, severity, number of the shard
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the images of a set, beside the clean ones.
+
+    parameters: "cifar" or "imagenet"; `frost` names the table for frost alone, whose ImageNet
+    pictures are not in the package. `severity` is that of the layout "domains". `called`: what a
+    corruption's folder is called, where that is not its name.
+    """
+
+    layout: Layout
+    parameters: str
+    seed: int = 0
+    frost: str | None = None
+    severity: int = 5
+    called: dict[str, str] | None = None
+
+    def table(self, corruption: str) -> str:
+        """The table of parameters for a corruption."""
+        return (self.frost or self.parameters) if corruption == "frost" else self.parameters
+
+    def key(self, clean: CleanImages) -> str:
+        """A hash of all that decides a pixel: sets of one key may be added to each other."""
+        words = [self.layout, self.parameters, self.seed, self.frost, self.severity]
+        return hashlib.sha256(json.dumps([*words, VERSION, clean.sha256()]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What gets its place at once: a file or folder `place` of the set."""
+
+    place: str
+    corruption: str
+    severities: tuple[int, ...]
+
+    def tasks(self, shards: int) -> list[Task]:
+        """So many shards at each severity."""
+        return [(self.corruption, s, number) for s in self.severities for number in range(shards)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A set in the making: finished shards of `shard` images wait in `work`."""
+
+    clean: CleanImages
+    recipe: Recipe
+    target: Path
+    work: Path
+    shard: int
+
+    def tasks(self, unit: Unit) -> list[Task]:
+        """The shards of a unit, in the order of their images."""
+        return unit.tasks(-(-len(self.clean.labels) // self.shard))
+
+    def mark(self, task: Task) -> Path:
+        """The file whose presence says that a shard is made; of arrays, it is the shard."""
+        corruption, severity, number = task
+        suffix = "npy" if self.recipe.layout == "arrays" else "done"
+        return self.work / f"{corruption}-{severity}-{number:04d}.{suffix}"
+
+    def place(self, corruption: str, severity: int) -> str:
+        """Where a unit's folder or file is below the set's."""
+        name = (self.recipe.called or {}).get(corruption, corruption)
+        return {
+            "arrays": f"{name}.npy",
+            "folders": f"{name}/{severity}",
+            "domains": name,
+        }[self.recipe.layout]
+
+    def write_shard(self, task: Task) -> None:
+        """Make one shard and mark it."""
+        corruption, severity, number = task
+        numbers = range(len(self.clean.labels))[number * self.shard : (number + 1) * self.shard]
+        if self.recipe.layout == "arrays":
+            images = np.stack([self.image(corruption, severity, i) for i in numbers])
+            with atomic(self.mark(task)) as temporary, temporary.open("wb") as stream:
+                np.save(stream, images)
+            return
+        folder = self.work / "images" / self.place(corruption, severity)
+        for i in numbers:
+            self._save(folder / self.clean.names[i], self.image(corruption, severity, i))
+        with atomic(self.mark(task)) as temporary:
+            temporary.touch()
+
+    def image(self, corruption: str, severity: int, number: int) -> U8:
+        """One corrupted image."""
+        table, seed = self.recipe.table(corruption), self.recipe.seed
+        clean = self.clean.image(number)
+        return corrupt(clean, corruption, severity, parameters=table, seed=seed, index=number)
+
+    def _save(self, stem: Path, image: U8) -> None:
+        with writing(stem):
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(image)
+            if self.recipe.layout == "folders":
+                # Plain concatenation: a stem may hold dots.
+                picture.save(f"{stem}.JPEG", quality=JPEG_QUALITY, optimize=True)
+            else:
+                picture.save(f"{stem}.png")
+
+
+def work(described: dict[str, Any]) -> None:
+    """Make the shards that a job lists."""
+    job = Job(
+        open_clean(described["clean"]),
+        Recipe(**described["recipe"]),
+        Path(described["target"]),
+        Path(described["work"]),
+        described["shard"],
+    )
+    for corruption, severity, number in described["tasks"]:
+        job.write_shard((corruption, severity, number))
+
+
+if __name__ == "__main__":
+    as_worker(work)

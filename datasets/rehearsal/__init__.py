@@ -1,0 +1,1 @@
+"""Small sets in the layout of real benchmarks, made from the embedded images."""

@@ -1,0 +1,198 @@
+"""Rehearsals of ImageNet and its relatives: folders of photographs, and CCC's tars.
+
+The photographs are embedded images of 28 x 28 pixels, enlarged. Names, formats and sizes are those
+of the published sets; domains that need a scene's depth (ImageNet-3DCC) get a plain corruption in
+their place.
+"""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ctta_bench.datasets.ccc import SEEDS, SPEEDS, stream_name
+from ctta_bench.datasets.io.files import atomic, digest_of, writing
+from ctta_bench.datasets.io.imagenet import FOLDER, synsets
+from ctta_bench.datasets.making.corruptions import U8, corrupt
+from ctta_bench.datasets.making.manifest import new_manifest, read_manifest, write_manifest
+from ctta_bench.errors import DataError
+
+# True synsets for the ten classes of the embedded images, the nearest in meaning: jersey, jean,
+# sweatshirt, hoopskirt, trench coat, sandal, lab coat, running shoe, backpack, cowboy boot.
+SYNSETS = (
+    "n03595614",
+    "n03594734",
+    "n04370456",
+    "n03534580",
+    "n04479046",
+    "n04133789",
+    "n03630383",
+    "n04120489",
+    "n02769748",
+    "n03124043",
+)
+# The same for the 200 classes of ImageNet-R and the 200 of -A, which share 86 and few garments: bow
+# tie, saxophone, mitten, parachute, wine bottle, sandal, candle, jeep, barn, pelican.
+SHARED = (
+    "n02883205",
+    "n04141076",
+    "n03775071",
+    "n03888257",
+    "n04591713",
+    "n04133789",
+    "n02948072",
+    "n03594945",
+    "n02793495",
+    "n02051845",
+)
+# What stands in for the corruptions of ImageNet-3DCC.
+STAND_INS = {
+    "defocus_blur": "near_focus",
+    "gaussian_blur": "far_focus",
+    "impulse_noise": "bit_error",
+    "contrast": "color_quant",
+    "brightness": "flash",
+    "fog": "fog_3d",
+    "jpeg_compression": "h265_abr",
+    "pixelate": "h265_crf",
+    "gaussian_noise": "iso_noise",
+    "shot_noise": "low_light",
+    "motion_blur": "xy_motion_blur",
+    "zoom_blur": "z_motion_blur",
+}
+# Folder of a set of one domain, its synsets, suffix, and whether it is grey.
+VARIANTS = {
+    "imagenet_r": ("imagenet-r", SHARED, "jpg", False),
+    "imagenet_a": ("imagenet-a", SHARED, "jpg", False),
+    "imagenet_sketch": ("ImageNet-Sketch/sketch", SYNSETS, "JPEG", True),
+    "imagenet_v2": ("imagenet-v2/imagenetv2-matched-frequency-format-val", SYNSETS, "jpeg", False),
+}
+Images = tuple[U8, np.ndarray]  # uint8 [n, 28, 28] and labels int64 [n]
+
+
+def put(file: Path, content: bytes) -> None:
+    """Write a file unless it is there. Raises DataError if it is there with other content."""
+    if file.exists():
+        if file.read_bytes() != content:
+            raise DataError(
+                f"{file}: is there with other content, and nothing is overwritten; choose another "
+                "--root or move it away."
+            )
+        return
+    with atomic(file) as temporary:
+        temporary.write_bytes(content)
+
+
+def claim(folder: Path) -> None:
+    """Mark a folder as one of rehearsal images, before the first of them is in it.
+
+    Raises DataError for a folder that holds other things: true images must not be mixed with these.
+    """
+    if (read_manifest(folder) or {}).get("rehearsal"):
+        return
+    if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise DataError(
+            f"{folder}: holds files that are no rehearsal's, and is left as it is; choose another "
+            "--root or move it away."
+        )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, new_manifest({"rehearsal": True}))
+
+
+def witness(folder: Path, places: list[str]) -> None:
+    """A manifest of rehearsal images, so that `data verify` knows them from the published ones."""
+    manifest = new_manifest({"rehearsal": True})
+    manifest["units"] = {place: list(digest_of(folder / place)) for place in places}
+    write_manifest(folder, manifest)
+
+
+def photograph(image: U8, *, grey: bool = False) -> bytes:
+    """A 320 x 280 JPEG of a 28 x 28 image, so that resizing and cropping have something to do."""
+    large = Image.fromarray(image).resize((280, 280), Image.Resampling.BICUBIC)
+    canvas = Image.new("L" if grey else "RGB", (320, 280))
+    canvas.paste(large, (20, 0))
+    return _jpeg(canvas)
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+def lay_train(root: Path, images: Images, classes: tuple[str, ...]) -> None:
+    """ROOT/imagenet2012/train/SYNSET/SYNSET_NUMBER.JPEG."""
+    claim(root / FOLDER)
+    for number, (image, label) in enumerate(zip(*images, strict=True), 1):
+        synset = classes[label]
+        put(root / FOLDER / "train" / synset / f"{synset}_{number}.JPEG", photograph(image))
+    witness_clean(root)
+
+
+def lay_val(root: Path, images: Images) -> None:
+    """ROOT/imagenet2012/val/SYNSET/ILSVRC2012_val_NUMBER.JPEG."""
+    claim(root / FOLDER)
+    for number, (image, label) in enumerate(zip(*images, strict=True), 1):
+        file = f"ILSVRC2012_val_{number:08d}.JPEG"
+        put(root / FOLDER / "val" / SYNSETS[label] / file, photograph(image))
+    witness_clean(root)
+
+
+def witness_clean(root: Path) -> None:
+    """The manifest of ROOT/imagenet2012, of the splits that are there."""
+    splits = [name for name in ("train", "val") if (root / FOLDER / name).is_dir()]
+    witness(root / FOLDER, splits)
+
+
+def lay_variant(layout: str, root: Path, images: Images) -> Path:
+    """The folder of ImageNet-R, -A, -Sketch or -V2; returns the one whose manifest is written."""
+    place, classes, suffix, grey = VARIANTS[layout]
+    top = root / place.partition("/")[0]
+    claim(top)
+    for number, (image, label) in enumerate(zip(*images, strict=True), 1):
+        name = classes[label]
+        if layout == "imagenet_v2":
+            name = str(synsets().index(name))
+        put(root / place / name / f"{number:06d}.{suffix}", photograph(image, grey=grey))
+    witness(top, sorted(p.name for p in top.iterdir() if p.is_dir()))
+    return top
+
+
+def lay_ccc(root: Path, images: Images, level: int = 20) -> Path:
+    """ROOT/CCC: the nine streams of a level, a tar each, whose contrast falls from image to image.
+
+    As published: members KEY.info, KEY.input.jpg (224 x 224) and KEY.output.cls.
+    """
+    home = root / "CCC"
+    claim(home)
+    place = {synset: number for number, synset in enumerate(synsets())}
+    names = [stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS]
+    stream = io.BytesIO()
+    # The plain format of old, whose headers hold no times and owners of their own.
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for number, (image, label) in enumerate(zip(*images, strict=True)):
+            severity = 1 + 5 * number // len(images[1])
+            faded = corrupt(_square(image), "contrast", severity, seed=0, index=number)
+            members = {
+                "info": json.dumps({"contrast": severity}).encode(),
+                "input.jpg": _jpeg(Image.fromarray(faded)),
+                "output.cls": str(place[SYNSETS[label]]).encode(),
+            }
+            for kind, content in members.items():
+                member = tarfile.TarInfo(f"{number:07d}.{kind}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    for name in names:
+        put(home / name / "serial_00000.tar", stream.getvalue())
+    witness(home, names)
+    return home
+
+
+def _square(image: U8) -> U8:
+    """uint8 [224, 224, 3] of [28, 28]."""
+    large = Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)
+    return np.asarray(large.convert("RGB"))

@@ -1,0 +1,110 @@
+"""The rehearsal of cityscapes_acdc: the scenes of streets_acdc in the folders of the true sets.
+
+Names, formats and encodings are those of ACDC and of Cityscapes as they are unpacked; sizes are a
+fourth of theirs.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from ctta_bench.datasets.io.street_classes import IGNORE, LABEL_IDS
+from ctta_bench.datasets.rehearsal.photos import claim, put, witness
+from ctta_bench.datasets.streets.scene import make_scene
+from ctta_bench.datasets.streets.weather import WEATHER
+
+LAYOUT = "cityscapes_acdc"
+ACDC_SIZE, CITYSCAPES_SIZE = (480, 270), (512, 256)  # width, height
+SEQUENCES = ("GOPR0475", "GP010475")
+CITIES = {"train": ("aachen", "zurich"), "val": ("munster",)}
+TRAINING, VALIDATION = 8, 4  # images of Cityscapes
+# First number of a scene's seed; streets_acdc's own are smaller.
+_SEEDS = {"train": 11, "train_ref": 12, "val": 13, "cityscapes": 14}
+
+File = tuple[str, bytes]  # relative path and content
+
+
+def lay_streets(
+    root: Path, images: int, report: Callable[[int, int], None] | None = None
+) -> list[Path]:
+    """Both data sets under `root`; `images` of each condition, a fourth of them of `val`.
+
+    Raises DataError where other data is in the way.
+    """
+    folders = [root / name for name in ("rgb_anon", "gt", "leftImg8bit", "gtFine")]
+    for folder in folders:
+        claim(folder)
+    counts = {"train": images, "train_ref": -(-images // 4), "val": -(-images // 4)}
+    total = len(WEATHER) * sum(counts.values()) + TRAINING + VALIDATION
+    for done, files in enumerate(_everything(counts), 1):
+        for name, content in files:
+            put(root / name, content)
+        if report is not None:
+            report(done, total)
+    for folder in folders:
+        witness(folder, sorted(p.name for p in folder.iterdir() if p.is_dir()))
+    return folders
+
+
+def _everything(counts: dict[str, int]) -> Iterator[list[File]]:
+    """The files of each scene."""
+    for position, condition in enumerate(WEATHER):
+        for split, count in counts.items():
+            for number in range(count):
+                yield _acdc(condition, split, number, (_SEEDS[split], position, number))
+    for part, (split, count) in enumerate((("train", TRAINING), ("val", VALIDATION))):
+        for number in range(count):
+            yield _cityscapes(split, number, (_SEEDS["cityscapes"], part, number))
+
+
+def _acdc(condition: str, split: str, number: int, seed: tuple[int, ...]) -> list[File]:
+    scene = make_scene(seed)
+    ref = "_ref" if split.endswith("_ref") else ""
+    image = scene.image if ref else WEATHER[condition](scene, np.random.default_rng((*seed, 1)))
+    sequence = SEQUENCES[number % len(SEQUENCES)]
+    place = f"{condition}/{split}/{sequence}/{sequence}_frame_{number + 1:06d}"
+    label = _labels(scene.label, ACDC_SIZE)
+    return [
+        (f"rgb_anon/{place}_rgb{ref}_anon.png", _png(_image(image, ACDC_SIZE))),
+        (f"gt/{place}_gt{ref}_labelTrainIds.png", _png(label)),
+        (f"gt/{place}_gt{ref}_labelIds.png", _png(_raw_ids(label))),
+    ]
+
+
+def _cityscapes(split: str, number: int, seed: tuple[int, ...]) -> list[File]:
+    """As downloaded: raw ids alone; train ids are made by cityscapesScripts."""
+    scene = make_scene(seed)
+    cities = CITIES[split]
+    city = cities[number % len(cities)]
+    place = f"{split}/{city}/{city}_{number:06d}_000019"
+    label = _raw_ids(_labels(scene.label, CITYSCAPES_SIZE))
+    return [
+        (f"leftImg8bit/{place}_leftImg8bit.png", _png(_image(scene.image, CITYSCAPES_SIZE))),
+        (f"gtFine/{place}_gtFine_labelIds.png", _png(label)),
+    ]
+
+
+def _image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
+
+
+def _labels(label: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+
+
+def _raw_ids(label: np.ndarray) -> np.ndarray:
+    """Cityscapes' own ids of train ids; what is ignored becomes 0, `unlabeled`."""
+    table = np.zeros(256, np.uint8)
+    table[: len(LABEL_IDS)] = LABEL_IDS
+    table[IGNORE] = 0
+    return table[label]
+
+
+def _png(values: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,1 @@
+"""Procedural street scenes: geometry, objects, weather."""
