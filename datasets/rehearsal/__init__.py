@@ -1,1 +1,5 @@
 """Small sets in the layout of real benchmarks, made from the embedded images."""
+
+from ctta_bench.names import late
+
+__getattr__ = late(__name__, "benchmarks")  # as in 0.1.0

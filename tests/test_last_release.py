@@ -1,0 +1,209 @@
+"""What release 0.1.0 left on users' disks and in their plug-ins is still read, and goes on.
+
+stored/0.1.0/ was written by that release on the toy benchmark: finished cells, an interrupted one,
+an interrupted one behind its warm-up, and (whole/) what the last two became without interruption.
+"""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ctta_bench
+from ctta_bench.analysis import load
+from ctta_bench.cli import app
+from ctta_bench.names import RENAMED_MODULES
+
+HERE = Path(__file__).parent
+STORED = HERE / "stored" / "0.1.0"
+NAMES = json.loads((HERE / "public_names.json").read_text("utf-8"))
+# The commands whose runs were interrupted, by folder.
+INTERRUPTED = {"interrupted": ("cotta", 1), "warmed": ("paid", 2)}
+SETTINGS = {
+    "cotta": ("views=2", "lr=0.001"),
+    "paid": ("lr=0.01", "warmup_epochs=1", "rank=4", "source_samples=32"),
+    "tent": ("lr=0.01",),
+}
+
+
+def ctta(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def ctta_run(method: str, out: Path, seed: int = 0) -> str:
+    options = [word for value in SETTINGS.get(method, ()) for word in ("--set", value)]
+    plugin = ("--plugin", HERE / "toy.py", "--device", "cpu")
+    return ctta("run", method, "toy", *options, *plugin, "--seed", seed, "--out", out)
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    (cell,) = (file.parent for file in folder.glob("*/predictions.npz"))
+    with np.load(cell / "predictions.npz") as stored:
+        return dict(stored)
+
+
+def same_bits(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
+    return some.keys() == others.keys() and all(
+        values.dtype == others[name].dtype and values.tobytes() == others[name].tobytes()
+        for name, values in some.items()
+    )
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A copy of what the last release wrote."""
+    return Path(shutil.copytree(STORED, tmp_path / "stored"))
+
+
+# -- runs
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupted_run_goes_on_to_the_bits_that_it_would_have_had(
+    name: str, stored: Path, tmp_path: Path
+) -> None:
+    method, seed = INTERRUPTED[name]
+    (state,) = (stored / name).glob(f"{method}-*/state.pt")
+    before = torch.load(state, weights_only=True)["arrays"]
+
+    ctta_run(method, stored / name, seed)
+    ctta_run(method, tmp_path / name, seed)  # anew, with the code of today
+
+    log = (state.parent / "log.txt").read_text("utf-8")
+    done = len(before["label"]) // 8
+    assert f"resumed after {done} of 15 batches" in log
+    went_on, anew, whole = (
+        arrays_of(stored / name),
+        arrays_of(tmp_path / name),
+        arrays_of(stored / "whole" / name),
+    )
+    begun = {key: values[: len(before["label"])] for key, values in anew.items()}
+    if same_bits(begun, {key: value.numpy() for key, value in before.items()}):
+        assert same_bits(went_on, anew)
+        assert same_bits(went_on, whole)
+    else:  # another kind of processor: its last bits differ from those of the stored checkpoint
+        for values in (went_on, anew):
+            assert np.array_equal(values["label"], whole["label"])
+            assert np.array_equal(values["index"], whole["index"])
+            assert np.allclose(values["confidence"], whole["confidence"], atol=1e-3)
+
+
+def test_a_warm_up_is_not_made_again(stored: Path) -> None:
+    (learnt,) = (stored / "warmed").glob("warmup-*/warmup.safetensors")
+    before = learnt.stat().st_mtime_ns, learnt.read_bytes()
+
+    ctta_run("paid", stored / "warmed", seed=2)
+
+    assert (learnt.stat().st_mtime_ns, learnt.read_bytes()) == before
+    assert len([*(stored / "warmed").glob("warmup-*")]) == 1
+
+
+def test_a_finished_run_is_kept(stored: Path) -> None:
+    told = ctta_run("tent", stored / "finished")
+
+    assert "already done" in told
+    assert len([*(stored / "finished").glob("*/result.json")]) == 2
+
+
+def test_runs_are_reported(stored: Path) -> None:
+    ctta("report", stored / "finished")
+
+    results = (stored / "finished" / "report" / "results.csv").read_text("utf-8")
+    assert results == (STORED / "results.csv").read_text("utf-8")
+
+
+def test_every_run_has_its_state(stored: Path) -> None:
+    states = {name: [*load(stored / name).cells["state"]] for name in ("finished", *INTERRUPTED)}
+
+    assert states == {
+        "finished": ["done", "done"],
+        "interrupted": ["incomplete"],
+        "warmed": ["incomplete"],
+    }
+    assert "8/15" in CliRunner().invoke(app, ["status", str(stored / "interrupted")]).output
+
+
+def test_runs_are_merged(stored: Path, tmp_path: Path) -> None:
+    ctta_run("source", tmp_path / "finished")  # the same cell, run today
+
+    ctta("merge", stored / "finished", tmp_path / "finished")
+    ctta("merge", stored / "finished", stored / "whole" / "warmed")
+
+    assert len([*(stored / "finished").glob("*/result.json")]) == 4  # a warm-up is one of them
+
+
+# -- names
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_public_names_are_importable(module: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        found = importlib.import_module(module)
+
+        assert [name for name in NAMES[module] if not hasattr(found, name)] == []
+
+
+def test_the_contract_of_plug_ins_is_importable_without_a_warning() -> None:
+    of_contract = (
+        "",
+        ".method",
+        ".registry",
+        ".model",
+        ".stream",
+        ".errors",
+        ".testing",
+        ".config",
+    )
+    names = "\n".join(
+        f"from ctta_bench{module} import {name}"
+        for module in of_contract
+        for name in NAMES[f"ctta_bench{module}"]
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", names], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_renamed_module_is_found_under_its_old_name_with_one_warning() -> None:
+    code = (
+        "import importlib, warnings\n"
+        "from ctta_bench.names import RENAMED_MODULES\n"
+        "warnings.simplefilter('always')\n"
+        "for old, new in RENAMED_MODULES.items():\n"
+        "    with warnings.catch_warnings(record=True) as told:\n"
+        "        warnings.simplefilter('always', FutureWarning)\n"
+        "        for _ in range(2):\n"
+        "            found = importlib.import_module(f'ctta_bench.{old}')\n"
+        "    ours = [str(w.message) for w in told if w.category is FutureWarning]\n"
+        "    assert len(ours) == 1 and f'ctta_bench.{new} since' in ours[0], (old, ours)\n"
+        "    assert found is importlib.import_module(f'ctta_bench.{new}'), old\n"
+        "    assert found.__spec__.name == f'ctta_bench.{new}', old\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert RENAMED_MODULES
+
+
+def test_a_renamed_module_names_the_release() -> None:
+    with pytest.warns(FutureWarning, match=r"is ctta_bench\.run\.engine since ctta-bench 0\.2\.0"):
+        sys.modules.pop("ctta_bench.engine", None)
+        importlib.import_module("ctta_bench.engine")
+    assert hasattr(ctta_bench, "engine")
