@@ -131,6 +131,7 @@ RENAMED_MODULES: Mapping[str, str] = {
     "scaffold": "authoring.skeleton",
     "settings": "stream.settings",
     "source_cache": "run.source_cache",
+    "source_models.preprocessing": "model.preprocessing",
     "state": "method.state",
     "survey": "stream.availability",
     "validation": "config.validation",

@@ -13,8 +13,8 @@ from ctta_bench.config.validation import validate
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel, Task
+from ctta_bench.model.preprocessing import recorded_preprocessing
 from ctta_bench.registry import METHODS
-from ctta_bench.source_models.preprocessing import recorded_preprocessing
 from ctta_bench.source_models.pretrained import build
 
 # Whose presets show a method on a model of a task, where no benchmark is named.

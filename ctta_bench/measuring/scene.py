@@ -15,10 +15,10 @@ from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method, Precision
 from ctta_bench.method.warmup import RANDOM_STATE
 from ctta_bench.model import SourceModel
+from ctta_bench.model.preprocessing import recorded_preprocessing
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.run.environment import usable_cores
 from ctta_bench.run.open import source_data
-from ctta_bench.source_models.preprocessing import recorded_preprocessing
 from ctta_bench.source_models.pretrained import build, load_source_model, resize_input
 from ctta_bench.stream import (
     ArrayImages,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyperparameters
+from ctta_bench.model import fingerprint
 from ctta_bench.parts.adapters import WeightAdapter
 from ctta_bench.parts.injection import bypassed, inject, steady
 from ctta_bench.parts.moments import (
@@ -29,7 +30,6 @@ from ctta_bench.parts.moments import (
     place_statistics,
     source_statistics,
 )
-from ctta_bench.source_models.weights import fingerprint
 
 
 class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):

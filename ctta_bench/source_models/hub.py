@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.source_models.preprocessing import recorded_cfg
+from ctta_bench.model.preprocessing import recorded_cfg
 
 
 def candidates(network: Any) -> tuple[str, str | None, list[str]]:

@@ -17,9 +17,9 @@ from torch import nn
 
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel
+from ctta_bench.model.preprocessing import Regime, recorded_cfg, recorded_preprocessing
 from ctta_bench.registry import MODELS, canonical
 from ctta_bench.source_models import hub
-from ctta_bench.source_models.preprocessing import Regime, recorded_cfg, recorded_preprocessing
 from ctta_bench.source_models.weights import SUFFIXES, check_finite, load_weights, recorded_beside
 
 TIMM = "timm:"

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.model.preprocessing import BUILT_IN
 from ctta_bench.source_models import segformer_layouts as layouts
-from ctta_bench.source_models.preprocessing import BUILT_IN
 from ctta_bench.source_models.segformer_parts import AuthorsHead, Head, as_map, unpack
 
 try:

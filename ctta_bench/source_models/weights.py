@@ -5,7 +5,6 @@ folders with one such file (and timm's config.json, if it is there).
 """
 
 import copy
-import hashlib
 import json
 import re
 import zipfile
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ctta_bench.errors import DataError
+from ctta_bench.model import fingerprint as fingerprint
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar")
 RECORD = "ctta_bench"  # key of a safetensors file's metadata: what `train-source` notes
@@ -61,16 +61,6 @@ class _Inert:
 
     def __setstate__(self, _: Any) -> None:
         pass
-
-
-def fingerprint(network: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        values = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(values.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def load_weights(network: nn.Module, path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel, find_classifier
-from ctta_bench.source_models.preprocessing import Regime, recorded_preprocessing
+from ctta_bench.model.preprocessing import Regime, recorded_preprocessing
 from ctta_bench.source_models.pretrained import build, load_source_model
 from ctta_bench.stream import Benchmark, ImageSet, MapSet
 from ctta_bench.training.recipes import Recipe

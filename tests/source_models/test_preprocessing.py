@@ -9,7 +9,7 @@ from torchvision import transforms
 
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.model import SourceModel
-from ctta_bench.source_models.preprocessing import Preprocessing, recorded_preprocessing
+from ctta_bench.model.preprocessing import Preprocessing, recorded_preprocessing
 from tests.test_model import IMAGENET, Linear, tiny_vit
 
 HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

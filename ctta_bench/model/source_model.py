@@ -9,6 +9,7 @@ own. `rows` makes samples of them, so that a loss is written once for both tasks
 """
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
-from ctta_bench.source_models.preprocessing import Preprocessing, Regime, recorded_preprocessing
-from ctta_bench.source_models.weights import fingerprint
+from ctta_bench.model.preprocessing import Preprocessing, Regime, recorded_preprocessing
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -301,3 +301,13 @@ def find_classifier(network: nn.Module) -> nn.Linear | None:
         return classifier if isinstance(classifier, nn.Linear) else None
     linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
     return linears[-1] if linears else None
+
+
+def fingerprint(network: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

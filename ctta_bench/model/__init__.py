@@ -1,0 +1,26 @@
+"""One face for every network that methods adapt: images in [0, 1] go in, logits come out."""
+
+from ctta_bench.model.preprocessing import Preprocessing, Regime
+from ctta_bench.model.source_model import (
+    BATCH_NORMS,
+    INSTANCE_NORMS,
+    NORMS,
+    PassCounts,
+    SourceModel,
+    Task,
+    find_classifier,
+    fingerprint,
+)
+
+__all__ = [
+    "BATCH_NORMS",
+    "INSTANCE_NORMS",
+    "NORMS",
+    "PassCounts",
+    "Preprocessing",
+    "Regime",
+    "SourceModel",
+    "Task",
+    "find_classifier",
+    "fingerprint",
+]
