@@ -1,0 +1,66 @@
+"""Whether two folders of runs hold the same numbers, to the bit: a refactor proves itself.
+
+    python scripts/same_bits.py runs/before runs/after
+
+Compares cells of the same name: predictions (bytes of every array), batch lines and results but for
+times, and learnt weights of warm-ups. Exit code 1, and a line for each difference.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+TIMES = {"ms", "seconds", "images_per_second", "peak_memory_mb", "learnt_sha256"}
+
+
+def without_times(value: Any) -> Any:
+    """A value of JSON, its times left out at every depth."""
+    if isinstance(value, dict):
+        return {key: without_times(v) for key, v in value.items() if key not in TIMES}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def content(cell: Path) -> Iterator[tuple[str, Any]]:
+    """What must agree of a cell, by name."""
+    for name in ("predictions.npz", "pictures.npz"):
+        if (cell / name).is_file():
+            with np.load(cell / name) as arrays:
+                yield from ((f"{name}/{key}", _bytes(arrays[key])) for key in arrays.files)
+    for file in sorted([*cell.glob("*.safetensors"), *cell.glob("models/*.safetensors")]):
+        yield from ((f"{file.name}/{key}", _bytes(v)) for key, v in load_file(file).items())
+    yield "result.json", without_times(json.loads((cell / "result.json").read_text("utf-8")))
+    lines = (cell / "batches.jsonl").read_text("utf-8").splitlines()
+    yield "batches.jsonl", [without_times(json.loads(line)) for line in lines]
+
+
+def _bytes(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def differences(before: Path, after: Path) -> list[str]:
+    """A line for each difference; cells without a result count as missing."""
+    cells = {
+        folder: {file.parent.name: file.parent for file in folder.glob("**/result.json")}
+        for folder in (before, after)
+    }
+    found = [f"{name}: is in one of the two" for name in sorted({*cells[before]} ^ {*cells[after]})]
+    for name in sorted({*cells[before]} & {*cells[after]}):
+        here, there = dict(content(cells[before][name])), dict(content(cells[after][name]))
+        odd = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+        found += [f"{name}: {key} differs" for key in odd]
+    return found
+
+
+if __name__ == "__main__":
+    folders = [Path(argument) for argument in sys.argv[1:]]
+    if len(folders) != 2 or not all(folder.is_dir() for folder in folders):
+        sys.exit("error: name two folders of runs")
+    told = differences(*folders)
+    count = len([*folders[0].glob("**/result.json")])
+    print("\n".join(told) or f"{count} cells, the same to the bit")
+    sys.exit(bool(told) or not count)
