@@ -38,10 +38,10 @@ from ctta_bench.method import (
 )
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.encoder import hooked
+from ctta_bench.parts.families.teaching import StudentMethod
 from ctta_bench.parts.hog import CELLS, TARGETS, oriented_gradients, patch_targets
-from ctta_bench.parts.masked_maps import PIXELS, MaskedMaps, whole_groups
-from ctta_bench.parts.scales import hard_loss
-from ctta_bench.parts.teaching import StudentMethod
+from ctta_bench.parts.segmentation.masked import PIXELS, MaskedMaps, whole_groups
+from ctta_bench.parts.segmentation.scales import hard_loss
 from ctta_bench.registry import METHODS
 
 

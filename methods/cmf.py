@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import ema_update
-from ctta_bench.parts.weighted import WeightedHyperparameters, WeightedMethod
+from ctta_bench.parts.families.weighted import WeightedHyperparameters, WeightedMethod
 from ctta_bench.registry import METHODS
 
 REFERENCE = 38_400  # adapted values that q is given for: those of a ViT-B/16

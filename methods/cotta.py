@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ctta_bench.method import OptimizerHyperparameters, ema_update
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.scales import MapHyperparameters, first_views
-from ctta_bench.parts.teaching import StudentMethod, at_least_float32
+from ctta_bench.parts.families.teaching import StudentMethod, at_least_float32
+from ctta_bench.parts.segmentation.scales import MapHyperparameters, first_views
 from ctta_bench.registry import METHODS
 
 

@@ -45,10 +45,8 @@ from ctta_bench.method import (
     ema_update,
 )
 from ctta_bench.parts.encoder import stage_starts
-from ctta_bench.parts.image_views import strong_view, weak_view
 from ctta_bench.parts.memory import Bank, neighbour_probs
-from ctta_bench.parts.prefix_prompts import PrefixPrompts, prefixed
-from ctta_bench.parts.prompts import (
+from ctta_bench.parts.prompts.learner import (
     DINOHead,
     PromptLearner,
     consistency_of_prompts,
@@ -57,7 +55,9 @@ from ctta_bench.parts.prompts import (
     diversity_of_prompts,
     next_centre,
 )
-from ctta_bench.parts.scales import hard_loss
+from ctta_bench.parts.prompts.prefix import PrefixPrompts, prefixed
+from ctta_bench.parts.segmentation.scales import hard_loss
+from ctta_bench.parts.views.image import strong_view, weak_view
 from ctta_bench.registry import METHODS
 
 SMALLEST_DIVERSE_BATCH = 8

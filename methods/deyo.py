@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
-from ctta_bench.parts.augment import resized
-from ctta_bench.parts.destruction import (
+from ctta_bench.parts.views.batch import resized
+from ctta_bench.parts.views.destruction import (
     draw_orders,
     reordered_blocks,
     reordered_pixels,

@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ctta_bench.parts.adapters import Factors, LowRankWeight
-from ctta_bench.parts.alignment import AlignmentMethod, LowRankHyperparameters
+from ctta_bench.parts.adapters.weights import Factors, LowRankWeight
+from ctta_bench.parts.families.alignment import AlignmentMethod, LowRankHyperparameters
 from ctta_bench.registry import METHODS
 
 NORM_FLOOR = 1e-12

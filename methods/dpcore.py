@@ -22,9 +22,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import Method, OptimizerHyperparameters
-from ctta_bench.parts.class_prompts import check_class_token, prompted, start_prompts
-from ctta_bench.parts.cores import PromptCores, moments
-from ctta_bench.parts.moments import (
+from ctta_bench.parts.prompts.class_token import check_class_token, prompted, start_prompts
+from ctta_bench.parts.prompts.cores import PromptCores, moments
+from ctta_bench.parts.source.moments import (
     SourceStatistics,
     alignment_loss,
     kept_statistics,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, Method, WarmupHyperparameters
-from ctta_bench.parts.injection import bare_weights, inject, role_layers
+from ctta_bench.parts.adapters.injection import bare_weights, inject, role_layers
 from ctta_bench.registry import METHODS
 
 

@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import OptimizerHyperparameters, softmax_entropy
-from ctta_bench.parts.class_prompts import prompted, start_prompts
 from ctta_bench.parts.evolution import EvolutionStrategy
-from ctta_bench.parts.shifting import ShiftHyperparameters, ShiftMethod, distance
+from ctta_bench.parts.families.shifting import ShiftHyperparameters, ShiftMethod, distance
+from ctta_bench.parts.prompts.class_token import prompted, start_prompts
 from ctta_bench.registry import METHODS
 
 PAPER = "https://arxiv.org/abs/2404.01650"

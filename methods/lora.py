@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ctta_bench.parts.adapters import LowRankWeight
-from ctta_bench.parts.alignment import AlignmentMethod, LowRankHyperparameters
+from ctta_bench.parts.adapters.weights import LowRankWeight
+from ctta_bench.parts.families.alignment import AlignmentMethod, LowRankHyperparameters
 from ctta_bench.registry import METHODS
 
 

@@ -21,8 +21,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import NEWER
-from ctta_bench.parts.adapters import Factors, WeightAdapter
-from ctta_bench.parts.alignment import AlignmentHyperparameters, AlignmentMethod
+from ctta_bench.parts.adapters.weights import Factors, WeightAdapter
+from ctta_bench.parts.families.alignment import AlignmentHyperparameters, AlignmentMethod
 from ctta_bench.registry import METHODS
 
 Component = Literal[

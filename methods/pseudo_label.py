@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters
-from ctta_bench.parts.scales import MapHyperparameters, enlarged
+from ctta_bench.parts.segmentation.scales import MapHyperparameters, enlarged
 from ctta_bench.registry import METHODS
 
 

@@ -24,9 +24,9 @@ from torch.nn.functional import cross_entropy
 from ctta_bench.errors import MethodError
 from ctta_bench.method import WarmupHyperparameters, ema_update, symmetric_cross_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.augment import random_view
-from ctta_bench.parts.contrast import ContrastHyperparameters, ContrastMethod
-from ctta_bench.parts.replay import Replay
+from ctta_bench.parts.families.contrast import ContrastHyperparameters, ContrastMethod
+from ctta_bench.parts.source.replay import Replay
+from ctta_bench.parts.views.batch import random_view
 from ctta_bench.registry import METHODS
 
 

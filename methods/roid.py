@@ -17,7 +17,7 @@ same but for windows over single images, where theirs sums.
 from pydantic import Field
 
 from ctta_bench.method import ema_update
-from ctta_bench.parts.weighted import WeightedHyperparameters, WeightedMethod
+from ctta_bench.parts.families.weighted import WeightedHyperparameters, WeightedMethod
 from ctta_bench.registry import METHODS
 
 

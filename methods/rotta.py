@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters, ema_update, soft_cross_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.augment import random_view
 from ctta_bench.parts.norms import make_robust
+from ctta_bench.parts.views.batch import random_view
 from ctta_bench.registry import METHODS
 
 

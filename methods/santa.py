@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.method import soft_cross_entropy
-from ctta_bench.parts.augment import random_view
-from ctta_bench.parts.contrast import ContrastHyperparameters, ContrastMethod
+from ctta_bench.parts.families.contrast import ContrastHyperparameters, ContrastMethod
+from ctta_bench.parts.views.batch import random_view
 from ctta_bench.registry import METHODS
 
 

@@ -24,15 +24,15 @@ from ctta_bench.method import (
     stochastic_restore,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.dropping import check_dropout, dropping
-from ctta_bench.parts.placed_prompts import (
+from ctta_bench.parts.prompts.placed import (
     dropout_uncertainty,
     most_uncertain,
     prompt_count,
     prompt_image,
     prompt_momentum,
 )
-from ctta_bench.parts.scales import (
+from ctta_bench.parts.segmentation.dropping import check_dropout, dropping
+from ctta_bench.parts.segmentation.scales import (
     averaged,
     confident,
     hard_loss,

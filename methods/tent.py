@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, softmax_entropy
-from ctta_bench.parts.scales import MapHyperparameters, enlarged, hard_loss
+from ctta_bench.parts.segmentation.scales import MapHyperparameters, enlarged, hard_loss
 from ctta_bench.registry import METHODS
 
 

@@ -28,9 +28,9 @@ from ctta_bench.method import (
     ema_update,
     soft_cross_entropy,
 )
-from ctta_bench.parts.augment import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.parts.importance import PathImportance
-from ctta_bench.parts.scales import MapHyperparameters, enlarged, hard_loss
+from ctta_bench.parts.segmentation.scales import MapHyperparameters, enlarged, hard_loss
+from ctta_bench.parts.views.batch import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.registry import METHODS
 
 PATCHES = 3  # a prompt

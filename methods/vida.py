@@ -36,9 +36,9 @@ from ctta_bench.method import (
     ema_update,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.injection import role_layers
-from ctta_bench.parts.scales import MapHyperparameters, first_views
-from ctta_bench.parts.teaching import StudentMethod, at_least_float32
+from ctta_bench.parts.adapters.injection import role_layers
+from ctta_bench.parts.families.teaching import StudentMethod, at_least_float32
+from ctta_bench.parts.segmentation.scales import MapHyperparameters, first_views
 from ctta_bench.registry import METHODS
 
 SHARE = 0.1  # of the variance, in U

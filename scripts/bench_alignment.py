@@ -26,7 +26,7 @@ from torch import Tensor
 from ctta_bench.api import load_method
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.injected import InjectedLinear
+from ctta_bench.parts.adapters.injected import InjectedLinear
 from ctta_bench.stream import ArrayImages, SourceData
 
 # Method, form of its product, bound on its time (None: printed alone).

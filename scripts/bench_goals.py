@@ -17,8 +17,8 @@ from ctta_bench.measuring.subjects import Plain, Steps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.method.updates import ema_update
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.augment import random_view
-from ctta_bench.parts.injected import InjectedLinear
+from ctta_bench.parts.adapters.injected import InjectedLinear
+from ctta_bench.parts.views.batch import random_view
 from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.engine import play
 from ctta_bench.stream import ArrayImages, Domain, Stream, batch_domains

@@ -2,7 +2,8 @@
 
 Images enter in [0, 1]; resizing and normalisation are layers inside, so that methods and their
 augmentations never see another range. `features` and `head` split the network before its last
-linear layer; `norm_parameters` and `ctta_bench.parts.injection` address layers by what they are.
+linear layer; `norm_parameters` and `ctta_bench.parts.adapters.injection` address layers by what
+they are.
 
 A network whose class says `task = "segmentation"` gives logits per pixel of a coarser grid, its
 own. `rows` makes samples of them, so that a loss is written once for both tasks.

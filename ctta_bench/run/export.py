@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ctta_bench.errors import ConfigError, MethodError, RunError
 from ctta_bench.method import Method
-from ctta_bench.parts.injection import merge
+from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.record.folder import RunFolder, atomic
 from ctta_bench.source_models.segformer_layouts import published
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ctta_bench.methods.official import Case, Recorded, RecordedAugmentation, Translation
 from ctta_bench.parts.memory import neighbour_probs
-from ctta_bench.parts.prompts import (
+from ctta_bench.parts.prompts.learner import (
     consistency_of_prompts,
     distillation,
     diversity_of_classes,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.methods.official import Case, Recorded, Translation
-from ctta_bench.parts.moments import source_statistics
+from ctta_bench.parts.source.moments import source_statistics
 
 CLASSES, BATCH = 10, 16  # of the small models and of their source images
 

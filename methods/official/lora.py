@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ctta_bench.methods.official import Case, Recorded, Translation
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.injected import InjectedLinear
-from ctta_bench.parts.injection import merge
+from ctta_bench.parts.adapters.injected import InjectedLinear
+from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.registry import METHODS
 
 # Names of parameters: theirs, ours.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.methods.official import Case, Recorded, Translation
-from ctta_bench.parts.placed_prompts import (
+from ctta_bench.parts.prompts.placed import (
     dropout_uncertainty,
     most_uncertain,
     prompt_count,

@@ -14,7 +14,7 @@ from ctta_bench.authoring.parity import collect, play
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.parts import teaching
+from ctta_bench.parts.families import teaching
 from ctta_bench.parts.hog import oriented_gradients, patch_targets
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, plain, snapshot, source_images, tensors

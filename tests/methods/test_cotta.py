@@ -12,7 +12,7 @@ from ctta_bench.errors import MethodError
 from ctta_bench.method import soft_cross_entropy, softmax_entropy
 from ctta_bench.methods import cotta as module
 from ctta_bench.model import SourceModel
-from ctta_bench.parts import teaching
+from ctta_bench.parts.families import teaching
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, pictures, plain, snapshot, tensors
 

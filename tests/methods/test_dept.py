@@ -15,8 +15,9 @@ from ctta_bench.authoring.parity import Play, collect, play
 from ctta_bench.errors import MethodError
 from ctta_bench.methods import dept
 from ctta_bench.model import SourceModel
-from ctta_bench.parts import image_views, memory
-from ctta_bench.parts import prompts as prompt_losses
+from ctta_bench.parts import memory
+from ctta_bench.parts.prompts import learner as prompt_losses
+from ctta_bench.parts.views import image as image_views
 from ctta_bench.registry import METHODS
 from ctta_bench.stream import SourceData
 from tests.methods import build, changed, pictures, plain, snapshot, tensors, toy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctta_bench.method import softmax_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.destruction import (
+from ctta_bench.parts.views.destruction import (
     draw_orders,
     reordered_blocks,
     reordered_pixels,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.injection import merge
+from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.registry import METHODS
 from tests.methods import build, pictures, snapshot, source_images, toy
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, softmax_entropy
-from ctta_bench.parts.class_prompts import class_tokens, prompted
+from ctta_bench.parts.prompts.class_token import class_tokens, prompted
 from tests.methods import build, changed, pictures, source_images, tensors
 
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}

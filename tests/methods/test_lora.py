@@ -9,7 +9,7 @@ import torch
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.injection import merge
+from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, pictures, snapshot, tensors
 

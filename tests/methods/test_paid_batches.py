@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.moments import SourceStatistics
+from ctta_bench.parts.source.moments import SourceStatistics
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, pictures, snapshot, source_images, tensors, toy
 

@@ -13,8 +13,8 @@ from ctta_bench.errors import DataError, MethodError
 from ctta_bench.method import Method
 from ctta_bench.method.warmup import warmup_rate
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.contrast import contrastive_loss, nearest, projector
-from ctta_bench.parts.replay import Replay
+from ctta_bench.parts.families.contrast import contrastive_loss, nearest, projector
+from ctta_bench.parts.source.replay import Replay
 from ctta_bench.registry import METHODS
 from tests.methods import (
     build,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctta_bench.parts.weighted import likelihood_ratio_loss, smoothed_prior, within_range
+from ctta_bench.parts.families.weighted import likelihood_ratio_loss, smoothed_prior, within_range
 from tests.methods import build, changed, pictures, plain, snapshot, tensors
 
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}

@@ -17,10 +17,10 @@ from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.dropping import dropouts_of
-from ctta_bench.parts.masked_maps import by_group, of_places, whole_groups
-from ctta_bench.parts.moments import place_statistics
-from ctta_bench.parts.prefix_prompts import among_prompts
+from ctta_bench.parts.prompts.prefix import among_prompts
+from ctta_bench.parts.segmentation.dropping import dropouts_of
+from ctta_bench.parts.segmentation.masked import by_group, of_places, whole_groups
+from ctta_bench.parts.source.moments import place_statistics
 from ctta_bench.registry import METHODS, MODELS
 from ctta_bench.source_models.tiny import tiny_segmentor
 from ctta_bench.testing import TinySource

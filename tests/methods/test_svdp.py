@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ctta_bench.authoring.parity import collect
 from ctta_bench.errors import MethodError
 from ctta_bench.model import Preprocessing, SourceModel
-from ctta_bench.parts.placed_prompts import (
+from ctta_bench.parts.prompts.placed import (
     dropout_uncertainty,
     most_uncertain,
     prompt_count,

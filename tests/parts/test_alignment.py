@@ -6,7 +6,7 @@ from torch import nn
 
 from ctta_bench.errors import ConfigError, DataError, MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.moments import (
+from ctta_bench.parts.source.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,

@@ -8,8 +8,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from ctta_bench.parts import augment
-from ctta_bench.parts.augment import (
+from ctta_bench.parts.views import batch as augment
+from ctta_bench.parts.views.batch import (
     View,
     affine,
     blur,

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 from ctta_bench.cli import app
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.adapters import LowRankWeight, WeightAdapter
-from ctta_bench.parts.injected import InjectedLinear
-from ctta_bench.parts.injection import (
+from ctta_bench.parts.adapters.injected import InjectedLinear
+from ctta_bench.parts.adapters.injection import (
     bare_weights,
     bypassed,
     inject,
     merge,
     role_layers,
 )
+from ctta_bench.parts.adapters.weights import LowRankWeight, WeightAdapter
 from tests.conftest import TOY
 from tests.methods import pictures, tensors, toy
 
@@ -141,7 +141,7 @@ def test_a_fused_projection_is_one_product(
         return torch.nn.functional.linear(x, weight, bias)
 
     inject(model, "qkv", Scaled)
-    monkeypatch.setattr("ctta_bench.parts.injected.linear", counted)
+    monkeypatch.setattr("ctta_bench.parts.adapters.injected.linear", counted)
     model(pictures(2))
     assert shapes == [(3 * WIDTH, WIDTH)] * DEPTH
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ctta_bench.methods.dora import DecomposedLowRankWeight
 from ctta_bench.methods.paid import DecomposedWeight
 from ctta_bench.model import SourceModel
-from ctta_bench.parts import product
-from ctta_bench.parts.adapters import Factors, LowRankWeight
-from ctta_bench.parts.injected import InjectedLinear
-from ctta_bench.parts.injection import bypassed, inject, merge, steady
+from ctta_bench.parts.adapters import product
+from ctta_bench.parts.adapters.injected import InjectedLinear
+from ctta_bench.parts.adapters.injection import bypassed, inject, merge, steady
+from ctta_bench.parts.adapters.weights import Factors, LowRankWeight
 from tests.methods import toy
 
 DOUBLE = torch.float64

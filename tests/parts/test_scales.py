@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from ctta_bench.errors import MethodError
-from ctta_bench.parts.scales import (
+from ctta_bench.parts.segmentation.scales import (
     OverViews,
     View,
     averaged,

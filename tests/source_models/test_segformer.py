@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import ConfigError, MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.adapters import LowRankWeight
-from ctta_bench.parts.injection import inject, merge, role_layers
+from ctta_bench.parts.adapters.injection import inject, merge, role_layers
+from ctta_bench.parts.adapters.weights import LowRankWeight
 from ctta_bench.registry import METHODS, MODELS
 from ctta_bench.run.export import plain_state, write_model
 from ctta_bench.source_models.pretrained import load_source_model

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ctta_bench.parts import product
-from ctta_bench.parts.adapters import WeightAdapter
-from ctta_bench.parts.thin import Part
+from ctta_bench.parts.adapters import product
+from ctta_bench.parts.adapters.thin import Part
+from ctta_bench.parts.adapters.weights import WeightAdapter
 
 Form = Literal["auto", "weight", "activation", "merged"]
 

@@ -1,7 +1,7 @@
 """Random views with draws of their own for each image: weak ones, and strong ones as MoCo has them.
 
 On batches in [0, 1], by torch's global streams, which the base of all methods makes private.
-(`augment.py` has the views of CoTTA, one draw for a batch.)
+(`batch.py` has the views of CoTTA, one draw for a batch.)
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 from torchvision.transforms.v2 import functional as colour
 
-from ctta_bench.parts.augment import turn_hue
+from ctta_bench.parts.views.batch import turn_hue
 
 # Shares of the image, and probabilities an image.
 WEAK_CROP = 224 / 256

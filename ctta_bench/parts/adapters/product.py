@@ -15,8 +15,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from ctta_bench.parts.adapters import Factors
-from ctta_bench.parts.thin import Entered, Origin, Part, ThinSums, origin_of, pieces, scale_gradient
+from ctta_bench.parts.adapters.thin import (
+    Entered,
+    Origin,
+    Part,
+    ThinSums,
+    origin_of,
+    pieces,
+    scale_gradient,
+)
+from ctta_bench.parts.adapters.weights import Factors
 
 
 @torch.no_grad()

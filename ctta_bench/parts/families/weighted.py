@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.method.updates import symmetric_cross_entropy
-from ctta_bench.parts.augment import light_view
+from ctta_bench.parts.views.batch import light_view
 
 FOLLOWING = 0.1  # share of a batch in the average prediction
 CLIPPED = 0.99  # largest probability that a likelihood ratio sees

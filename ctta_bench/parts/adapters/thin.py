@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ctta_bench.parts.adapters import Factors
+from ctta_bench.parts.adapters.weights import Factors
 
 # Rows of a weight and the factors that adapt them; other rows are frozen.
 Part = tuple[slice, Factors]

@@ -18,8 +18,8 @@ from torch.nn.utils import parametrize
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.adapters import WeightAdapter
-from ctta_bench.parts.injected import AdaptedLinear, InjectedLinear, InjectedWeight
+from ctta_bench.parts.adapters.injected import AdaptedLinear, InjectedLinear, InjectedWeight
+from ctta_bench.parts.adapters.weights import WeightAdapter
 
 # What the last parts of a layer's name say about its roles, in the order of its rows.
 _ROLES: tuple[tuple[str, str], ...] = (

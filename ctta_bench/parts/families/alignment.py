@@ -1,4 +1,4 @@
-"""The method that steps along the alignment of features with the source's (see moments.py).
+"""The method that steps along the alignment of features with the source's (see source/moments.py).
 
 PAID and its controls LoRA and DoRA are the same method with another weight adapter, so that a
 comparison of them changes one thing.
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyperparameters
 from ctta_bench.model import fingerprint
-from ctta_bench.parts.adapters import WeightAdapter
-from ctta_bench.parts.injection import bypassed, inject, steady
-from ctta_bench.parts.moments import (
+from ctta_bench.parts.adapters.injection import bypassed, inject, steady
+from ctta_bench.parts.adapters.weights import WeightAdapter
+from ctta_bench.parts.source.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,

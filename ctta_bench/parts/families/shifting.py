@@ -10,8 +10,8 @@ from torch import Tensor
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, MethodHyperparameters
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.class_prompts import check_class_token, class_tokens
-from ctta_bench.parts.moments import SourceStatistics, kept_statistics, source_statistics
+from ctta_bench.parts.prompts.class_token import check_class_token, class_tokens
+from ctta_bench.parts.source.moments import SourceStatistics, kept_statistics, source_statistics
 
 
 class ShiftHyperparameters(MethodHyperparameters):

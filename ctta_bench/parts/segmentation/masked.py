@@ -13,9 +13,9 @@ from torch.nn.functional import avg_pool2d, pad
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.dropping import check_dropout, dropouts_of, dropping
 from ctta_bench.parts.encoder import hooked
-from ctta_bench.parts.placed_prompts import dropout_uncertainty
+from ctta_bench.parts.prompts.placed import dropout_uncertainty
+from ctta_bench.parts.segmentation.dropping import check_dropout, dropouts_of, dropping
 
 PLACES, PIXELS = 4, 16  # along each side of a group
 PROBE_SIDE = 32

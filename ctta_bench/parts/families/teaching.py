@@ -2,7 +2,7 @@
 
 Each predicts over random views of a batch, learns from the predictions of a teacher, takes no step
 on rounding noise, and sets a random share of its weights back to the source. On segmentation the
-views are those of scales.py, and a teacher's labels are hard.
+views are those of segmentation/scales.py, and a teacher's labels are hard.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +19,7 @@ from ctta_bench.method.updates import (
     symmetric_cross_entropy,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.augment import random_view
-from ctta_bench.parts.scales import (
+from ctta_bench.parts.segmentation.scales import (
     View,
     averaged,
     confident,
@@ -30,6 +29,7 @@ from ctta_bench.parts.scales import (
     seen_over,
     where_sure,
 )
+from ctta_bench.parts.views.batch import random_view
 
 IMAGES_PER_PASS = 64  # views of small batches go through a network together
 

@@ -1,0 +1,5 @@
+"""Linear layers whose frozen weight is adapted by a few parameters."""
+
+from ctta_bench.names import late
+
+__getattr__ = late(__name__, "weights")  # all that the module of this name had

@@ -1,0 +1,1 @@
+"""Segmentation: views at several scales, labels of pixels, dropout and masks of a segmentor."""

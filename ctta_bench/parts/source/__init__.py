@@ -1,0 +1,1 @@
+"""Source data: statistics of its features, and its images beside the stream."""
