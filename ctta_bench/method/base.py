@@ -44,6 +44,8 @@ class Method:
     class Hyperparameters(MethodHyperparameters):
         """No hyper-parameters."""
 
+    # -- what the engine goes by
+
     source_access: SourceAccess = "none"
     """What `prepare` may read of the source data; `setup` may lower it for hyper-parameters that
     need less. A warm-up raises it to `warmup_access`."""
@@ -59,17 +61,29 @@ class Method:
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
     norm_statistics: str = ""
     """What BatchNorms normalise by, for the record, where the layers do not tell it themselves."""
+
+    # -- for the catalogue alone (lists, reports, estimates, `tune`); literals, read as text
+
+    paper: ClassVar[str] = ""
+    """Where it was published: a link, or a reference in words."""
+    checked_against: ClassVar[str] = ""
+    """What its outputs were compared with: the official code, a second implementation, ..."""
+    passes_per_image: ClassVar[tuple[float, float] | None] = None
+    """Forward and backward passes an image of the stream costs, with the defaults; a check, too."""
     search_space: ClassVar[Mapping[str, tuple[float, float] | list[Any]]] = {}
     """What `ctta-bench tune` searches, by hyper-parameter: (low, high), on a log scale where low is
     above 0, or a list of values."""
-    passes_per_image: ClassVar[tuple[float, float] | None] = None
-    """Forward and backward passes an image of the stream costs, with the defaults."""
+
+    # -- for the checks of `ctta_bench.testing` alone
+
     checked_with: ClassVar[dict[str, Any]] = {}
-    """Hyper-parameters under which the checks of `ctta_bench.testing` see every part at work."""
+    """Hyper-parameters under which the checks see every part at work."""
     exempt: ClassVar[dict[str, str]] = {}
-    """Checks of `ctta_bench.testing` that the method cannot satisfy, and why."""
+    """Checks that the method cannot satisfy, and why."""
     on_segmentation: ClassVar[dict[str, Any]] = {}
     """What `passes_per_image`, `checked_with` or `exempt` is instead where a model segments."""
+
+    # -- state
 
     source_used: int | None = None
     """Source images that `prepare` found for the `source_samples` that it was to read."""
