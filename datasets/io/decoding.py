@@ -1,4 +1,4 @@
-"""Image files to arrays: one way to decode. No torch: worker programs import this too."""
+"""Image files to arrays: one way to decode. No torch: worker processes import this too."""
 
 import os
 from dataclasses import dataclass

@@ -1,17 +1,16 @@
-"""Corrupted images, made once and kept: shards on disk, made by worker programs on all cores."""
+"""Corrupted images, made once and kept: shards on disk, made by worker processes on all cores."""
 
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ctta_bench.datasets.io.files import atomic
 from ctta_bench.datasets.making import corruptions
-from ctta_bench.datasets.making.workers import as_worker, run_workers
+from ctta_bench.datasets.making.workers import run_workers
 from ctta_bench.errors import DataError
 
 SHARD = 250  # images a file: a short stream makes few images
@@ -73,37 +72,12 @@ class CorruptedCache:
                 f"{self.folder}: the cache of corrupted images cannot be made ({error.strerror}); "
                 "set CTTA_BENCH_DATA or --data-root to a writable folder."
             ) from error
-        self._make_all(tasks, min(workers, len(tasks)), report)
-
-    def _make_all(
-        self,
-        tasks: list[tuple[str, int, int]],
-        workers: int,
-        report: Callable[[int, int], None] | None,
-    ) -> None:
-        files = [self.shard(*task) for task in tasks]
         try:
-            run_workers(
-                "ctta_bench.datasets.making.cache",
-                self._job(),
-                tasks,
-                workers=workers,
-                done=lambda: sum(file.exists() for file in files),
-                report=report,
-            )
+            run_workers(self.write_shard, tasks, workers=workers, report=report)
         except DataError as error:
             raise DataError(
                 f"{self.folder}: corrupted images could not be made: {error}"
             ) from error
-
-    def _job(self) -> dict[str, object]:
-        return {
-            "clean": str(self.clean),
-            "root": str(self.root),
-            "side": self.side,
-            "parameters": self.parameters,
-            "seed": self.seed,
-        }
 
     def load(self, corruption: str, severity: int, index: np.ndarray) -> np.ndarray:
         """Images uint8 [k, 3, side, side] by number; they must have been made."""
@@ -114,8 +88,9 @@ class CorruptedCache:
             out[where] = shard[index[where] - number * SHARD]
         return out
 
-    def write_shard(self, corruption: str, severity: int, number: int) -> None:
-        """Make one shard; it gets its name when it is whole."""
+    def write_shard(self, task: tuple[str, int, int]) -> None:
+        """Make one shard (corruption, severity, number); it gets its name when it is whole."""
+        corruption, severity, number = task
         clean = padded(self.clean, self.side)[number * SHARD : (number + 1) * SHARD]
         indices = range(number * SHARD, number * SHARD + len(clean))
         images = corruptions.corrupt_batch(
@@ -126,14 +101,8 @@ class CorruptedCache:
             seed=self.seed,
             indices=list(indices),
         )
-        file = self.shard(corruption, severity, number)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as stream:
-                np.save(stream, np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic(self.shard(*task)) as temporary, temporary.open("wb") as stream:
+            np.save(stream, np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
 @functools.lru_cache(maxsize=32)
@@ -160,16 +129,3 @@ def is_whole(file: Path, side: int) -> bool:
     except (OSError, ValueError, EOFError):
         return False
     return shape[1:] == (3, side, side)
-
-
-def work(job: dict[str, Any]) -> None:
-    """Make the shards that a job lists."""
-    cache = CorruptedCache(
-        Path(job["clean"]), Path(job["root"]), job["side"], job["parameters"], job["seed"]
-    )
-    for corruption, severity, number in job["tasks"]:
-        cache.write_shard(corruption, severity, number)
-
-
-if __name__ == "__main__":
-    as_worker(work)

@@ -1,12 +1,12 @@
 """Clean images to corrupt: a folder CLASS/IMAGE, or an array, each image by its number.
 
-No torch: worker programs open these too.
+No torch: worker processes read these too.
 """
 
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,10 +37,6 @@ class CleanImages(Protocol):
 
     def sha256(self) -> str:
         """A hash of what the images are."""
-        ...
-
-    def recipe(self) -> dict[str, Any]:
-        """What `open_clean` needs to open the same images elsewhere."""
         ...
 
 
@@ -96,11 +92,6 @@ class CleanFolder:
             digest.update(f"{file}\0{self._path(file).stat().st_size}\n".encode())
         return digest.hexdigest()
 
-    def recipe(self) -> dict[str, Any]:
-        """Folder, geometry, and the classes of a flat folder."""
-        flat = {} if self.classes is None else {"flat": dict(self.classes)}
-        return {"folder": str(self.folder), "geometry": asdict(self.geometry), **flat}
-
 
 @dataclass(frozen=True)
 class CleanArray:
@@ -148,21 +139,9 @@ class CleanArray:
         digest.update(np.asarray(self.labels, "<i8").tobytes())
         return digest.hexdigest()
 
-    def recipe(self) -> dict[str, Any]:
-        """The file and what isn't in it."""
-        return {
-            "file": str(self.file),
-            "labels": self.labels.tolist(),
-            "classes": None if self.classes is None else list(self.classes),
-        }
-
-
-def open_clean(recipe: dict[str, Any]) -> CleanImages:
-    """The images that a recipe describes."""
-    if "folder" in recipe:
-        geometry = Geometry(**recipe["geometry"])
-        return CleanFolder(Path(recipe["folder"]), geometry, recipe.get("flat"))
-    return CleanArray(Path(recipe["file"]), np.asarray(recipe["labels"]), recipe["classes"])
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the mapped images: who unpickles it maps the file anew."""
+        return {name: value for name, value in vars(self).items() if name != "_images"}
 
 
 def clean_images(source: Path, geometry: Geometry, work: Path) -> CleanImages:
@@ -193,7 +172,7 @@ def clean_images(source: Path, geometry: Geometry, work: Path) -> CleanImages:
 def store(
     images: np.ndarray, labels: np.ndarray, work: Path, classes: Sequence[str] | None = None
 ) -> CleanArray:
-    """Images in memory, uint8 [n, H, W(, 3)], as an array that worker programs can open."""
+    """Images in memory, uint8 [n, H, W(, 3)], as an array that worker processes can open."""
     file = work / "clean.npy"
     with atomic(file) as temporary, temporary.open("wb") as stream:
         np.save(stream, images)

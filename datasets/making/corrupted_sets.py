@@ -11,7 +11,6 @@ the next call goes on.
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -151,20 +150,11 @@ def _run(
     tasks = [task for task in all_tasks if not job.mark(task).exists()]
     if not tasks:
         return
-    described = {
-        "clean": job.clean.recipe(),
-        "recipe": asdict(job.recipe),
-        "target": str(job.target),
-        "work": str(job.work),
-        "shard": job.shard,
-    }
     has_frost = data_root is not None and (data_root / "frost").is_dir()
     run_workers(
-        "ctta_bench.datasets.making.shards",
-        described,
+        job.write_shard,
         tasks,
         workers=workers,
-        done=lambda: sum(job.mark(task).exists() for task in tasks),
         report=report,
         environment={"CTTA_BENCH_DATA": str(data_root)} if has_frost else None,
     )

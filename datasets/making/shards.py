@@ -1,18 +1,17 @@
-"""The shards of a corrupted set, made by worker programs: this module is what they run."""
+"""The shards of a corrupted set, and how worker processes make them."""
 
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from ctta_bench.datasets.io.files import atomic, writing
-from ctta_bench.datasets.making.clean import CleanImages, open_clean
+from ctta_bench.datasets.making.clean import CleanImages
 from ctta_bench.datasets.making.corruptions import U8, VERSION, corrupt
-from ctta_bench.datasets.making.workers import as_worker
 
 JPEG_QUALITY = 85  # of the published ImageNet-C, with optimised tables
 Layout = Literal["arrays", "folders", "domains"]
@@ -117,20 +116,3 @@ class Job:
                 picture.save(f"{stem}.JPEG", quality=JPEG_QUALITY, optimize=True)
             else:
                 picture.save(f"{stem}.png")
-
-
-def work(described: dict[str, Any]) -> None:
-    """Make the shards that a job lists."""
-    job = Job(
-        open_clean(described["clean"]),
-        Recipe(**described["recipe"]),
-        Path(described["target"]),
-        Path(described["work"]),
-        described["shard"],
-    )
-    for corruption, severity, number in described["tasks"]:
-        job.write_shard((corruption, severity, number))
-
-
-if __name__ == "__main__":
-    as_worker(work)

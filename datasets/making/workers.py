@@ -1,107 +1,136 @@
-"""Worker programs: modules run as `python -m MODULE` with a list of tasks, on all cores.
+"""Worker processes for making data: the standard library's pool, on all cores.
 
-Not `multiprocessing`: making data must not depend on how the caller's own program was started, and
-a worker loads what its module imports, neither torch nor a model.
+They are spawned: they hold nothing of the caller's threads, and load what their work imports,
+neither torch nor a model. A script that makes data needs no `if __name__ == "__main__"`.
 """
 
-import json
+import contextlib
+import multiprocessing
 import os
-import subprocess
+import pickle
+import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, TypeVar
 
 from ctta_bench.errors import CttaBenchError, DataError
 
+Task = TypeVar("Task")
 Report = Callable[[int, int], None]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENCV_FOR_THREADS_NUM": "1"}
 
 
 def run_workers(
-    module: str,
-    job: Mapping[str, Any],
-    tasks: Sequence[Any],
+    work: Callable[[Task], None],
+    tasks: Sequence[Task],
     *,
     workers: int,
-    done: Callable[[], int],
     report: Report | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Hand each of `workers` programs the job and its share of the tasks; wait for all of them.
+    """`work(task)` for each task, by `workers` processes, to which both are pickled.
 
-    job and tasks: what JSON holds. `done()` counts finished tasks, for `report(done, total)`.
-    Raises DataError with what the first failed worker said last. Interrupted, it ends the workers.
+    `report(done, total)` as tasks end. `environment`: variables for the work. Raises DataError with
+    what the first failed task said. Failed or interrupted, it ends the workers at once.
     """
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "OPENCV_NUM_THREADS": "1"}
-    variables |= dict(environment or {})
-    workers = max(1, min(workers, len(tasks)))
-    running = [
-        _start(module, {**job, "tasks": tasks[first::workers]}, variables)
-        for first in range(workers)
-    ]
+    variables = dict(environment or {})
+    report = report or (lambda done, total: None)
+    report(0, len(tasks))
+    if multiprocessing.current_process().daemon:  # which may have no children
+        with _variables(variables):
+            return _wait((partial(work, task) for task in tasks), len(tasks), report)
+    spawn = multiprocessing.get_context("spawn")
+    theirs, ours = spawn.Pipe(duplex=False)
+    with (
+        theirs,
+        ours,
+        ProcessPoolExecutor(
+            max(1, min(workers, len(tasks))), spawn, _begin, (theirs, pickle.dumps(work))
+        ) as pool,
+    ):
+        try:
+            with _spawning(), _variables(ONE_THREAD | variables):
+                running = [pool.submit(_do, task) for task in tasks]
+            _wait((future.result for future in as_completed(running)), len(tasks), report)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _wait(ends: Iterable[Callable[[], None]], total: int, report: Report) -> None:
+    """Wait for the end of each task, and put the first error into a sentence."""
+    for done, end in enumerate(ends, 1):
+        try:
+            end()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker was killed, perhaps for want of memory: try fewer --workers."
+            ) from error
+        except CttaBenchError as error:
+            raise DataError(str(error)) from error
+        except Exception as error:
+            raise DataError(f"{type(error).__name__}: {error}") from error
+        report(done, total)
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment within the block; a process that starts there inherits them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        while any(process.poll() is None for process, _ in running):
-            if any(process.poll() for process, _ in running):
-                break  # one has failed: the others' work is not waited for
-            if report is not None:
-                report(done(), len(tasks))
-            time.sleep(0.05)
+        yield
     finally:
-        for process, reader in running:
-            process.terminate()
-            process.wait()
-            reader.join()
-    failed = [(process.returncode, reader.text) for process, reader in running]
-    for code, complaint in sorted(failed, key=lambda pair: not pair[1]):
-        if code > 0:
-            raise DataError((complaint.strip().splitlines() or [f"exit code {code}."])[-1])
-    if any(code for code, _ in failed):
-        raise DataError("a worker was killed, perhaps for want of memory: try fewer --workers.")
-    if report is not None:
-        report(len(tasks), len(tasks))
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
-class _Reader(threading.Thread):
-    """Reads a worker's complaints while it runs, so that a full pipe never holds it up."""
+@contextlib.contextmanager
+def _spawning() -> Iterator[None]:
+    """Processes that start in the block import no main module and hear no Ctrl-C.
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        super().__init__(daemon=True)
-        self.process, self.text = process, ""
-        self.start()
-
-    def run(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
-            self.text = stream.read()
-
-
-def _start(
-    module: str, job: dict[str, Any], environment: dict[str, str]
-) -> tuple["subprocess.Popen[str]", _Reader]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    reader = _Reader(process)
-    assert process.stdin is not None
+    A spawned process runs the caller's script once more, to find there what it was given; ours is
+    given nothing of it. It inherits the signals that are blocked; the caller ends it.
+    """
+    main = sys.modules["__main__"]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
-        process.stdin.write(json.dumps(job))
-        process.stdin.close()
-    except BrokenPipeError:
-        pass  # it ended before it read: its complaint and its code tell why
-    return process, reader
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def as_worker(work: Callable[[dict[str, Any]], None]) -> None:
-    """What a worker module does when it is run: do the job of standard input, or say why not."""
-    try:
-        work(json.load(sys.stdin))
-    except CttaBenchError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+# -- in a worker -----------------------------------------------------------------------------------
+
+_given: list[bytes] = []
+
+
+def _begin(alive: Connection, work: bytes) -> None:
+    """Keep the work, and end with the caller: it holds the other end of `alive`."""
+    _given.append(work)
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+
+
+def _end_with(alive: Connection) -> None:
+    alive.poll(None)  # until it is closed
+    os._exit(1)
+
+
+@cache
+def _work() -> Callable[[Any], None]:
+    work: Callable[[Any], None] = pickle.loads(_given[0])
+    return work
+
+
+def _do(task: Any) -> None:
+    _work()(task)

@@ -1,6 +1,7 @@
 """Self-made sets: every byte is that of the corruption, whoever makes it and however often."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.files import digest_of
 from ctta_bench.datasets.io.roots import provenance
 from ctta_bench.datasets.making import corrupted_sets as module
-from ctta_bench.datasets.making.clean import CleanArray, CleanFolder, clean_images, open_clean
+from ctta_bench.datasets.making.clean import CleanArray, CleanFolder, clean_images
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, corrupt
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
 from ctta_bench.datasets.making.self_made import Wish, make_benchmark
@@ -298,11 +299,16 @@ def test_arrays_are_taken_from_npz_and_npy(kind: str, clean: CleanArray, tmp_pat
     np.save(folder / "set.npy", images)
     np.save(folder / "labels.npy", np.arange(4))
     found = clean_images(folder / f"set.{kind}", Geometry(8), tmp_path)
-    again = open_clean(json.loads(json.dumps(found.recipe())))
-    for opened in (found, again):
+    for opened in (found, pickle.loads(pickle.dumps(found))):
         np.testing.assert_array_equal(opened.image(3), np.repeat(images[3][..., None], 3, -1))
         assert opened.labels.tolist() == [0, 1, 2, 3]
     assert found.names[2] == "2/00000002"
+
+
+def test_what_workers_get_of_an_array_is_its_place_and_not_its_images(clean: CleanArray) -> None:
+    before = len(pickle.dumps(clean))
+    assert clean.image(0).nbytes > 0
+    assert len(pickle.dumps(clean)) == before < clean.file.stat().st_size
 
 
 def broken(folder: Path, what: str) -> Path:
