@@ -62,7 +62,7 @@ def _link(file: Path, place: Path, seed: int) -> None:
 
 def expand(cells: int, runs: Path) -> None:
     """Expand a grid, and the identity of each cell."""
-    from ctta_bench.config.cell import identity
+    from ctta_bench.record.schema import identity
 
     found = _expanded(cells)
     assert len({identity(cell.record) for cell in found}) == cells

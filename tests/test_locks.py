@@ -14,7 +14,8 @@ import pytest
 
 from ctta_bench.record import owner as locks
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.record.owner import OWNER_FILE, BusyError, this_process
+from ctta_bench.record.owner import BusyError, this_process
+from ctta_bench.record.schema import OWNER_FILE
 
 ELSEWHERE = {"host": "another-host", "pid": 1, "token": "theirs"}
 
@@ -140,7 +141,7 @@ def test_a_race_for_a_cell_has_one_winner(tmp_path: Path) -> None:
     """Even where the file system's lock lets everybody in."""
     code = (
         "import sys, time, pathlib\n"
-        "from ctta_bench import record\n"
+        "from ctta_bench.record import folder as record\n"
         "class Lying:\n"
         "    def __init__(self, path): pass\n"
         "    def acquire(self, timeout): pass\n"

@@ -1,5 +1,6 @@
 """Files that are whole or not there, locks, and names."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder, atomic, check_writable, write_json
+from ctta_bench.record.schema import ADDED, NAMES, WARM_UP, identity, same_start
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -61,3 +63,51 @@ def test_a_damaged_result_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"mean": 1')
     with pytest.raises(RunError, match=r"result\.json: is damaged"):
         RunFolder(tmp_path).result()
+
+
+RECORD = {
+    "schema_version": 1,
+    "id": "tent-toy-toy_vit-seed0-00000000",
+    "experiment": "first",
+    "method": {"name": "tent", "preset": "default", "hyperparameters": {"lr": 0.1}, "window": 0},
+    "benchmark": {"name": "toy", "version": 1, "domains": ["clean"]},
+    "model": {"name": "toy_vit", "sha256": "0" * 64},
+    "precision": "float32",
+    "seed": 0,
+}
+
+
+@pytest.mark.parametrize("key", [*NAMES, *ADDED])
+def test_names_and_what_a_run_adds_are_no_part_of_the_identity(key: str) -> None:
+    assert identity(RECORD | {key: "another"}) == identity(RECORD)
+
+
+def test_every_other_key_is_part_of_the_identity() -> None:
+    others = [key for key in RECORD if key not in (*NAMES, "method")]
+    assert len({identity(RECORD | {key: {"name": 9}}) for key in others}) == len(others)
+    assert identity(RECORD | {"adapt": False}) != identity(RECORD)
+
+
+def test_of_a_method_its_preset_alone_is_no_part_of_the_identity() -> None:
+    def changed(**values: object) -> str:
+        return identity(RECORD | {"method": RECORD["method"] | values})  # type: ignore[operator]
+
+    assert changed(preset="another") == identity(RECORD)
+    assert len({changed(), changed(window=4), changed(hyperparameters={}), changed(name="x")}) == 4
+
+
+def test_identity_and_start_are_those_of_version_0_1_0() -> None:
+    assert identity(RECORD).startswith("c6cb509e94f5bc086922e647b1756f81")
+    record = RECORD | {"kind": WARM_UP, "method": {"name": "vida", "hyperparameters": {"rank": 4}}}
+    assert same_start(record) == json.dumps(
+        {key: record[key] for key in record if key not in ("id", "experiment", "schema_version")},
+        sort_keys=True,
+    )
+
+
+def test_a_cell_of_another_experiment_is_the_same_cell(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.plan(RECORD)
+    folder.check_configuration(RECORD | {"experiment": "second"})
+    with pytest.raises(RunError, match=r"another configuration \(seed differs\)"):
+        folder.check_configuration(RECORD | {"seed": 1})

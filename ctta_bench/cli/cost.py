@@ -139,7 +139,7 @@ def _measured(
 
 def _file_name(made: dict[str, Any]) -> str:
     """`cost-BENCHMARK-MODEL-DEVICE-PRECISION.json`: another run of the like takes its place."""
-    from ctta_bench.config.cell import slug_of
+    from ctta_bench.record.schema import slug_of
 
     device = str(made["environment"]["device"])
     words = [made["benchmark"], made["model"]["name"], f"{made['batch_size']}", device]

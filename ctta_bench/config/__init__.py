@@ -8,15 +8,13 @@ if TYPE_CHECKING:
     from ctta_bench.config.cell import (
         Cell,
         CellRequest,
-        cell_id,
         hyperparameters_of_start,
-        identity,
         model_options,
         request_with,
         resolve,
-        slug_of,
         warmup_record,
     )
+    from ctta_bench.record.schema import cell_id, identity, slug_of
 
 __all__ = [
     "Cell",

@@ -6,8 +6,6 @@ device, plug-ins' places and the executor are not part of it.
 """
 
 import functools
-import hashlib
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ from ctta_bench.config.presets import preset_name, preset_note, preset_values
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
-from ctta_bench.record.folder import SCHEMA_VERSION
+from ctta_bench.record.schema import SCHEMA_VERSION, WARM_UP, cell_id, identity, slug_of
 from ctta_bench.registry import BENCHMARKS, METHODS
 
 if TYPE_CHECKING:
@@ -215,7 +213,7 @@ def warmup_record(
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
-        "kind": "warm-up",
+        "kind": WARM_UP,
         "experiment": record["experiment"],
         "method": {"name": method, "hyperparameters": of_start},
         "benchmark": {"name": benchmark["name"], "version": benchmark["version"], **source},
@@ -230,32 +228,3 @@ def request_with(request: CellRequest, **changes: Any) -> CellRequest:
     """A validated copy of a request with some values changed."""
     merged = {k: getattr(request, k) for k in CellRequest.model_fields} | changes
     return validate(CellRequest, merged, "cell")
-
-
-def identity(record: dict[str, Any]) -> str:
-    """SHA-256 of everything in a cell's record that decides its numbers."""
-    indifferent = ("id", "experiment", "num_batches", "notes", "norm_statistics")
-    decisive = {k: v for k, v in record.items() if k not in indifferent}
-    decisive["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
-    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def cell_id(record: dict[str, Any]) -> str:
-    """Method, preset, benchmark, setting, model and seed in words, then the hash of all."""
-    method, benchmark = record["method"], record["benchmark"]
-    words = [method["name"]]
-    if method["preset"] != "default":
-        words.append(method["preset"])
-    words.append(benchmark["name"])
-    if benchmark.get("setting", "continual") != "continual":
-        words.append(benchmark["setting"])
-    words += [record["model"]["name"], f"seed{record['seed']}"]
-    if not record.get("adapt", True):
-        words.append("noadapt")
-    return f"{slug_of(*words)}-{identity(record)[:8]}"
-
-
-def slug_of(*words: str) -> str:
-    """Words as the readable part of a folder's name, at most 111 characters."""
-    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)[:111]

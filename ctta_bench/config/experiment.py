@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ctta_bench.config.cell import Cell, CellRequest, identity, resolve
+from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.config.validation import validate
 from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError, CttaBenchError
+from ctta_bench.record.schema import identity
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 
 Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]

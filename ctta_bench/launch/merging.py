@@ -11,14 +11,19 @@ from typing import Any
 
 import yaml
 
-from ctta_bench.config.cell import identity
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import read_record
-from ctta_bench.record.owner import OWNER_FILE, is_held
+from ctta_bench.record.owner import is_held
+from ctta_bench.record.schema import (
+    CELL_FILE,
+    OWNER_FILES,
+    PREDICTIONS_FILE,
+    RESULT_FILE,
+    TIMES,
+    identity,
+)
 
 _DEPTH = 3
-_TIMES = ("seconds", "images_per_second", "peak_memory_mb")
-_LEFT = {".lock", OWNER_FILE}  # of the process that wrote, not of what it wrote
 
 
 @dataclass
@@ -64,7 +69,7 @@ def _cells(folder: Path, depth: int) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or not entry.is_dir() or entry.is_symlink():
             continue
-        if (entry / "cell.yaml").is_file():
+        if (entry / CELL_FILE).is_file():
             yield entry
         elif depth > 1:
             yield from _cells(entry, depth - 1)
@@ -80,9 +85,9 @@ def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
             merge.new.append(cell)
         elif identity(_read(ours)) != identity(_read(theirs)):
             merge.conflicts.append(f"{cell}: another configuration under the same name.")
-        elif not (theirs / "result.json").is_file():
+        elif not (theirs / RESULT_FILE).is_file():
             merge.same.append(cell)  # nothing there that is not here
-        elif not (ours / "result.json").is_file():
+        elif not (ours / RESULT_FILE).is_file():
             merge.finished.append(cell)
         elif _numbers(ours) != _numbers(theirs):
             merge.conflicts.append(f"{cell}: both are done, with other numbers.")
@@ -100,11 +105,11 @@ def _read(cell: Path) -> dict[str, Any]:
 
 def _numbers(cell: Path) -> tuple[Any, bytes]:
     """What a finished cell says, apart from times."""
-    result = json.loads((cell / "result.json").read_text("utf-8"))
+    result = json.loads((cell / RESULT_FILE).read_text("utf-8"))
     for place in (result, result.get("cost", {})):
-        for key in _TIMES:
+        for key in TIMES:
             place.pop(key, None)
-    predictions = cell / "predictions.npz"
+    predictions = cell / PREDICTIONS_FILE
     return result, predictions.read_bytes() if predictions.is_file() else b""
 
 
@@ -115,7 +120,7 @@ def _copy(source: Path, target: Path) -> None:
     try:
         staged.chmod(0o755)
         for file in sorted(source.rglob("*")):
-            if file.is_symlink() or file.name in _LEFT or not file.is_file():
+            if file.is_symlink() or file.name in OWNER_FILES or not file.is_file():
                 continue
             place = staged / file.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)

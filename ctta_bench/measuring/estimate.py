@@ -15,9 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config.cell import slug_of
 from ctta_bench.config.experiment import Experiment, requested
 from ctta_bench.config.yaml import parse_yaml
+from ctta_bench.record.schema import RESULT_FILE, WARM_UP, slug_of
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 from ctta_bench.stream.settings import SETTINGS
 
@@ -131,7 +131,7 @@ def measured(directory: Path) -> dict[Kind, list[float]]:
 
 def _finished(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and result of finished runs, cells and warm-ups; damaged ones tell nothing."""
-    for number, file in enumerate(sorted(directory.glob("*/*/result.json"))):
+    for number, file in enumerate(sorted(directory.glob(f"*/*/{RESULT_FILE}"))):
         if number == MOST_RUNS:
             break
         try:
@@ -204,7 +204,7 @@ def _seconds(
     record: Mapping[str, Any], rates: Rates, warmups: Mapping[str, Sequence[float]]
 ) -> float | None:
     method, benchmark = record["method"]["name"], record["benchmark"]
-    if record.get("kind") == "warm-up":
+    if record.get("kind") == WARM_UP:
         like = warmups.get(slug_of("warmup", method, benchmark["name"]))
         return statistics.median(like) if like else None
     # What does not adapt predicts, and nothing else, as `source` does.

@@ -1,5 +1,5 @@
-"""What a run leaves on disk: names of files, schema, owner, folder."""
+"""A run's record: its files and keys (schema), who holds a cell (owner), reading and writing it."""
 
 from ctta_bench.names import late
 
-__getattr__ = late(__name__, "folder")  # as in 0.1.0
+__getattr__ = late(__name__, "folder")  # the names of 0.1.0

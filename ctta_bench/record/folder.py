@@ -1,16 +1,6 @@
-"""What a run leaves on disk, and how: nothing half-written ever stands under a final name.
+"""The folder of one cell, and how it is written: no half-written file has a final name.
 
-cell.yaml        the resolved configuration
-batches.jsonl    a line a batch, appended
-predictions.npz  per image, in stream order
-pictures.npz     of segmentation: a few images with labels and predictions
-result.json      written last; its presence means done
-env.json         versions, device, time
-state.pt         newest checkpoint; state.previous.pt the one before; both removed when done
-models/          adapted networks, if they are asked for (export.py)
-failed.json      why the last attempt failed
-attempts.json    the attempts that did not end well: when, where, what ended them
-log.txt          what was said
+What its files are called and hold: schema.py. Who writes it: owner.py.
 """
 
 import contextlib
@@ -29,7 +19,6 @@ from filelock import FileLock, Timeout
 
 from ctta_bench.errors import CttaBenchError, RunError
 from ctta_bench.record.owner import (
-    OWNER_FILE,
     BusyError,
     Heartbeat,
     describe,
@@ -37,8 +26,21 @@ from ctta_bench.record.owner import (
     read_owner,
     this_process,
 )
+from ctta_bench.record.schema import (
+    ATTEMPTS_FILE,
+    BATCHES_FILE,
+    CELL_FILE,
+    FAILURE_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    MODELS_FOLDER,
+    OWNER_FILE,
+    OWNER_FILES,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+    differing_key,
+)
 
-SCHEMA_VERSION = 1
 # As safe as yaml.safe_load, which is this loader in Python alone, and ten times as fast.
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -82,7 +84,7 @@ def read_record(cell: Path) -> Any:
 
     Raises OSError, UnicodeDecodeError or yaml.YAMLError if it cannot be read.
     """
-    return yaml.load((cell / "cell.yaml").read_text("utf-8"), Loader=_SAFE_LOADER)
+    return yaml.load((cell / CELL_FILE).read_text("utf-8"), Loader=_SAFE_LOADER)
 
 
 def check_writable(directory: Path) -> None:
@@ -113,12 +115,12 @@ class RunFolder:
     @property
     def is_done(self) -> bool:
         """Whether the cell has its result."""
-        return self.file("result.json").is_file()
+        return self.file(RESULT_FILE).is_file()
 
     def result(self) -> dict[str, Any]:
         """The stored result. Raises RunError if it is damaged or of a newer schema."""
         try:
-            result: dict[str, Any] = json.loads(self.file("result.json").read_text("utf-8"))
+            result: dict[str, Any] = json.loads(self.file(RESULT_FILE).read_text("utf-8"))
             version = int(result["schema_version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -134,7 +136,7 @@ class RunFolder:
 
     def check_configuration(self, record: dict[str, Any]) -> None:
         """Raise RunError if the folder was written by another configuration or a newer schema."""
-        file = self.file("cell.yaml")
+        file = self.file(CELL_FILE)
         if not file.exists():
             return
         try:
@@ -147,16 +149,15 @@ class RunFolder:
                 f"{file}: was written by a newer version (schema {version}, this one reads "
                 f"{SCHEMA_VERSION}); update ctta-bench or choose another --out."
             )
-        for key in record:
-            if key not in ("experiment", "preset") and stored.get(key) != record[key]:
-                raise RunError(
-                    f"{file}: this folder was written by another configuration ({key} differs); "
-                    "choose another --out or use --force."
-                )
+        if key := differing_key(stored, record):
+            raise RunError(
+                f"{file}: this folder was written by another configuration ({key} differs); "
+                "choose another --out or use --force."
+            )
 
     def plan(self, record: dict[str, Any]) -> None:
         """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
-        file = self.file("cell.yaml")
+        file = self.file(CELL_FILE)
         if not file.exists() or not file.stat().st_size:
             self.path.mkdir(parents=True, exist_ok=True)
             # A grid lays down thousands at once; the run itself writes it again, to last.
@@ -164,13 +165,13 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
-        for file in [*self.path.glob("*"), *self.path.glob("models/*")]:
-            if file.is_file() and file.name not in (".lock", OWNER_FILE):
+        for file in [*self.path.glob("*"), *self.path.glob(f"{MODELS_FOLDER}/*")]:
+            if file.is_file() and file.name not in OWNER_FILES:
                 file.unlink()
 
     def append_log(self, text: str) -> None:
         """Add a line with the time to log.txt."""
-        with self.file("log.txt").open("a", encoding="utf-8") as log:
+        with self.file(LOG_FILE).open("a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     @contextlib.contextmanager
@@ -215,7 +216,7 @@ class RunFolder:
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts that did not end well, oldest first; [] if there are none to read."""
         try:
-            attempts = json.loads(self.file("attempts.json").read_text("utf-8"))
+            attempts = json.loads(self.file(ATTEMPTS_FILE).read_text("utf-8"))
         except (OSError, ValueError):
             return []
         return attempts if isinstance(attempts, list) else []
@@ -223,14 +224,14 @@ class RunFolder:
     def add_attempt(self, attempt: dict[str, Any]) -> None:
         """Add one to attempts.json, with how many batches it left; a full disk only forgets it."""
         with contextlib.suppress(OSError, RunError):
-            lines = self.file("batches.jsonl")
+            lines = self.file(BATCHES_FILE)
             done = lines.read_bytes().count(b"\n") if lines.exists() else 0
-            write_json(self.file("attempts.json"), [*self.attempts(), attempt | {"batches": done}])
+            write_json(self.file(ATTEMPTS_FILE), [*self.attempts(), attempt | {"batches": done}])
 
     def write_failure(self, error: BaseException) -> None:
         """Keep why this attempt failed."""
         write_json(
-            self.file("failed.json"),
+            self.file(FAILURE_FILE),
             {"reason": _first_line(error), "type": type(error).__name__, "time": timestamp()},
         )
 
@@ -262,8 +263,8 @@ class RunFolder:
             if self.is_done:
                 yield None
                 return
-            self.file("failed.json").unlink(missing_ok=True)
-            write_yaml(self.file("cell.yaml"), record)
+            self.file(FAILURE_FILE).unlink(missing_ok=True)
+            write_yaml(self.file(CELL_FILE), record)
             with self.noting_failure():
                 yield heartbeat
 
@@ -275,7 +276,7 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         # The empty lock file stays: deleting it would let two processes hold two files of its name.
-        lock = FileLock(self.file(".lock"))
+        lock = FileLock(self.file(LOCK_FILE))
         try:
             lock.acquire(timeout=0)
         except Timeout:

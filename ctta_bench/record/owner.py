@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import OWNER_FILE
 
-OWNER_FILE = "cell.lock.json"
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # six heartbeats missed
 WATCH_SECONDS = 15.0  # how long a file that looks stale is watched before it is believed

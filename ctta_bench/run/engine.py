@@ -13,7 +13,8 @@ import torch
 
 from ctta_bench.config.cell import Cell
 from ctta_bench.method import Method
-from ctta_bench.record.folder import SCHEMA_VERSION, RunFolder, write_json, write_yaml
+from ctta_bench.record.folder import RunFolder, write_json, write_yaml
+from ctta_bench.record.schema import SCHEMA_VERSION
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,

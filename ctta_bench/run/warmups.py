@@ -25,12 +25,12 @@ from ctta_bench.config.cell import Cell
 from ctta_bench.errors import RunError
 from ctta_bench.method.warmup import Warmup, load_warmed
 from ctta_bench.record.folder import (
-    SCHEMA_VERSION,
     RunFolder,
     atomic,
     write_json,
     write_yaml,
 )
+from ctta_bench.record.schema import LEARNT_FILE, SCHEMA_VERSION, WARM_UP, same_start
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
@@ -43,8 +43,6 @@ from ctta_bench.run.checkpoint import (
 from ctta_bench.run.environment import environment
 from ctta_bench.run.loggers import JsonLines, Logger, lay_lines
 from ctta_bench.run.open import accuracy_on_source, build_benchmark, build_method, source_data
-
-LEARNT = "warmup.safetensors"
 
 
 def warmed(
@@ -173,7 +171,7 @@ def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict
     return {
         "schema_version": SCHEMA_VERSION,
         "cell": name,
-        "kind": "warm-up",
+        "kind": WARM_UP,
         "updates": len(lines),
         "skipped_updates": warmup.skipped,
         "source_images": len(warmup.source),
@@ -188,9 +186,9 @@ def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict
 def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: dict[str, Any]) -> str:
     """Write warmup.safetensors with the record that decided it; returns the file's SHA-256."""
     tensors = {name: value.cpu().contiguous() for name, value in learnt.items()}
-    with atomic(folder.file(LEARNT)) as temporary:
-        save_file(tensors, temporary, metadata={"record": _decisive(record)})
-    return hashlib.sha256(folder.file(LEARNT).read_bytes()).hexdigest()
+    with atomic(folder.file(LEARNT_FILE)) as temporary:
+        save_file(tensors, temporary, metadata={"record": same_start(record)})
+    return hashlib.sha256(folder.file(LEARNT_FILE).read_bytes()).hexdigest()
 
 
 def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
@@ -198,7 +196,7 @@ def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
 
     Raises RunError for a file that is damaged, or of another model, method or source set.
     """
-    file = folder.file(LEARNT)
+    file = folder.file(LEARNT_FILE)
     try:
         content = file.read_bytes()
         with safetensors.safe_open(file, framework="pt") as tensors:
@@ -209,7 +207,7 @@ def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
             f"{file}: is missing or damaged ({type(error).__name__}); delete the folder, and the "
             "warm-up is made again."
         ) from error
-    wanted = json.loads(_decisive(record))
+    wanted = json.loads(same_start(record))
     odd = sorted(key for key in wanted | stored if wanted.get(key) != stored.get(key))
     if odd:
         raise RunError(
@@ -220,8 +218,3 @@ def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
             f"{file}: is not what the warm-up wrote; delete the folder, and it is made again."
         )
     return learnt
-
-
-def _decisive(record: dict[str, Any]) -> str:
-    kept = {k: v for k, v in record.items() if k not in ("id", "experiment", "schema_version")}
-    return json.dumps(kept, sort_keys=True)

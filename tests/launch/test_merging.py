@@ -8,7 +8,8 @@ import pytest
 
 from ctta_bench.errors import RunError
 from ctta_bench.launch.merging import compare, merge_into
-from ctta_bench.record.owner import OWNER_FILE, this_process
+from ctta_bench.record.owner import this_process
+from ctta_bench.record.schema import OWNER_FILE
 from tests.launch.conftest import RESULT, Make
 from tests.launches import call
 
