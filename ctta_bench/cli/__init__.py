@@ -24,7 +24,7 @@ from ctta_bench.cli import (
     training,
     tuning,
 )
-from ctta_bench.cli.shared import State
+from ctta_bench.cli.command import State
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     Format,
     Plugin,
     check_format,
+    command,
     error_printer,
-    kind,
     load_plugins,
     print_json,
     printer,
@@ -20,7 +20,7 @@ from ctta_bench.cli.shared import (
 from ctta_bench.errors import ConfigError
 
 
-@kind
+@command
 def check(
     method: Annotated[str | None, typer.Argument(help="A method, or --all.")] = None,
     all_methods: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
@@ -54,7 +54,7 @@ def check(
         raise typer.Exit(1)
 
 
-@kind
+@command
 def parity(
     method: Annotated[str | None, typer.Argument(help="Cases of this method alone.")] = None,
     cases: Annotated[Path | None, typer.Option(help="Folder of cases; the repository's.")] = None,
@@ -90,7 +90,7 @@ def parity(
         raise typer.Exit(1)
 
 
-@kind
+@command
 def new_method(
     name: Annotated[str, typer.Argument(help="The name that users will type.")],
     out: Annotated[Path, typer.Option(help="Folder that takes the two files.")] = Path(),

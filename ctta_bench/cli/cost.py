@@ -1,30 +1,34 @@
 """What adapting costs, measured."""
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     DataRoot,
     Device,
     Format,
+    InputSize,
+    Model,
     Plugin,
+    Precision,
+    Preset,
     Quiet,
     Set,
+    Weights,
     check_format,
+    command,
     error_printer,
-    kind,
     load_plugins,
     print_json,
     printer,
 )
-from ctta_bench.errors import ConfigError
 
 
-@kind
+@command
 def cost(
     methods: Annotated[
         list[str] | None, typer.Argument(help="Methods; all that can serve the model if none.")
@@ -32,18 +36,12 @@ def cost(
     benchmark: Annotated[
         str, typer.Option(help="A benchmark (`ctta-bench list benchmarks`).")
     ] = "fashion_c",
-    model: Annotated[str | None, typer.Option(help="A model, or timm:NAME.TAG.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="File of weights for the model.")] = None,
-    input_size: Annotated[
-        str | None, typer.Option(help="The network's input, PIXELS or HEIGHTxWIDTH; as recorded.")
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(help="Hyper-parameters: default, paper or code.")
-    ] = "default",
+    model: Model = None,
+    weights: Weights = None,
+    input_size: InputSize = None,
+    preset: Preset = "default",
     set: Set = None,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, float64.")
-    ] = "float32",
+    precision: Precision = "float32",
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each method that count.")] = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
     random: Annotated[
@@ -65,14 +63,13 @@ def cost(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.config.cell import CellRequest
+    from ctta_bench.config.request import CellRequest
+    from ctta_bench.config.validation import parse_assignments, validate
 
-    precisions = get_args(CellRequest.model_fields["precision"].annotation)
-    if precision not in precisions:
-        raise ConfigError(f"--precision {precision!r}: choose {', '.join(precisions)}.")
+    values = {"benchmark": benchmark, "input_size": input_size, "precision": precision}
+    request = validate(CellRequest, values | {"method": "source"}, "cost")
     import torch
 
-    from ctta_bench.config.validation import parse_assignments, validate
     from ctta_bench.measuring.costs import record
     from ctta_bench.measuring.scene import Scene, benchmark_of, serving_methods, sorted_overrides
     from ctta_bench.record.folder import check_writable, write_json
@@ -83,15 +80,14 @@ def cost(
     known = registry.BENCHMARKS.get(benchmark)
     names = [registry.METHODS.find(name).name for name in methods or serving_methods(known.task)]
     settings, overrides = sorted_overrides(parse_assignments(set or ()), names)
-    values = {"method": "source", "benchmark": benchmark, "input_size": input_size}
     scene = Scene(
         benchmark_of(benchmark, settings, data_root),
         model or known.default_model,
         torch.device(device or default_device()),
-        precision,  # type: ignore[arg-type]
+        request.precision,
         random=random,
         weights=weights,
-        input_size=validate(CellRequest, values, "cost").input_size,
+        input_size=request.input_size,
         preset=preset,
         overrides=overrides,
     )

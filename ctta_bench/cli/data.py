@@ -7,19 +7,19 @@ from typing import Annotated
 import typer
 
 from ctta_bench.cli.bars import StepBar
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     DataRoot,
     Format,
     Quiet,
     check_format,
-    kind,
+    command,
     print_json,
     printer,
 )
 from ctta_bench.errors import ConfigError, DataError
 
 
-@kind
+@command
 def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
     """Show which data sets are known, how one gets them, and which of them are there.
 
@@ -41,7 +41,7 @@ def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
     typer.echo(f"data root: {root}")
 
 
-@kind
+@command
 def data_download(
     benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
     part: Annotated[
@@ -86,7 +86,7 @@ def data_download(
             typer.echo(f"{'unpacked' if was_done else 'there already'}: {place}")
 
 
-@kind
+@command
 def data_make(
     benchmark: Annotated[
         str | None, typer.Argument(help="cifar10_c, cifar100_c, imagenet_c or image_folder.")
@@ -178,7 +178,7 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-@kind
+@command
 def data_verify(
     benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
     data_root: DataRoot = None,

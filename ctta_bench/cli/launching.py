@@ -1,30 +1,27 @@
 """Grids: many cells, in this process, in a pool on this machine, or on Slurm."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ctta_bench.cli.running import cell_loggers
-from ctta_bench.cli.shared import (
-    CacheDecoded,
-    DataRoot,
+from ctta_bench import registry
+from ctta_bench.cli.command import (
     Device,
     Force,
-    KeepModels,
     Log,
     Plugin,
-    Probe,
     Quiet,
-    Set,
-    Workers,
+    command,
     error_printer,
-    kind,
     load_plugins,
 )
+from ctta_bench.cli.options import Asked, completion
+from ctta_bench.cli.running import cell_loggers
 from ctta_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,112 +33,132 @@ if TYPE_CHECKING:
 EXECUTORS = ("local", "slurm", "debug")
 
 
-@kind
-def grid(
-    experiment: Annotated[str, typer.Argument(help="An experiment's name or a YAML file.")],
+@dataclass(frozen=True)
+class GridOptions:
+    """What `grid` is asked beside the options of its cells."""
+
     benchmark: Annotated[
-        list[str] | None, typer.Option(help="Instead of the file's; repeatable.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = "",
-    preset: Annotated[str | None, typer.Option(help="Instead of the file's presets.")] = None,
-    set: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None,
-    data_root: DataRoot = None,
-    workers: Workers = None,
-    cache_decoded: CacheDecoded = None,
+        list[str] | None,
+        typer.Option(
+            help="Instead of the file's; repeatable.",
+            autocompletion=completion(registry.BENCHMARKS.names),
+        ),
+    ] = None
+    seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = ""
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None
     executor: Annotated[
         str | None,
         typer.Option(
+            metavar="|".join(EXECUTORS),
             help="local: on this machine; slurm: jobs of a cluster; debug: one after another in "
-            "this process. Default: slurm with --profile, else local."
+            "this process. Default: slurm with --profile, else local.",
+            autocompletion=completion(lambda: EXECUTORS),
         ),
-    ] = None,
+    ] = None
     jobs: Annotated[
         int | None,
         typer.Option(
             "--jobs", "-j", help="Cells at once; local: one for each accelerator, or 1; slurm: all."
         ),
-    ] = None,
-    cells_per_gpu: Annotated[int, typer.Option(help="Local: cells that share an accelerator.")] = 1,
+    ] = None
+    cells_per_gpu: Annotated[int, typer.Option(help="Local: cells that share an accelerator.")] = 1
     profile: Annotated[
         str | None, typer.Option(help="Slurm: a profile's name, or a YAML file.")
-    ] = None,
-    device: Device = None,
-    plugin: Plugin = None,
-    keep_models: KeepModels = None,
-    probe: Probe = None,
-    log: Log = None,
+    ] = None
+    device: Device = None
+    plugin: Plugin = None
+    log: Log = None
     retry: Annotated[
         str | None, typer.Option(help="failed: run the cells alone whose last attempt failed.")
-    ] = None,
+    ] = None
     checkpoint: Annotated[
         str, typer.Option(metavar="INTERVAL", help="Write one every N batches, or seconds as 20s.")
-    ] = "20s",
+    ] = "20s"
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cells, jobs and hours, and stop.")
-    ] = False,
-    force: Force = False,
-    quiet: Quiet = False,
+    ] = False
+    force: Force = False
+    quiet: Quiet = False
+
+    def where(self) -> str:
+        """The executor, by default as the profile says. Raises ConfigError if there is none."""
+        executor = self.executor or ("slurm" if self.profile else "local")
+        if executor not in EXECUTORS:
+            raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
+        if self.profile is not None and executor != "slurm":
+            raise ConfigError(f"--profile is for --executor slurm, not {executor}.")
+        return executor
+
+
+def _experiments() -> Iterable[str]:
+    from ctta_bench.config.experiment import experiment_files
+
+    return experiment_files()
+
+
+@command
+def grid(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment's name or a YAML file.", autocompletion=completion(_experiments)
+        ),
+    ],
+    given: Annotated[dict[str, Any], Asked("grid")],
+    options: GridOptions,
 ) -> None:
     """Run every cell of an experiment; what is done is kept, what was interrupted goes on.
 
+    Options stand over the keys of the file.
+
     Example: `ctta-bench grid quickstart --seeds 0,1,2`
     """
-    executor = executor or ("slurm" if profile else "local")
-    _check_options(executor, profile, retry)
+    executor = options.where()
+    if options.retry not in (None, "failed"):
+        raise ConfigError(f"--retry {options.retry!r}: choose failed.")
     from ctta_bench.config.experiment import expand_checked, load_experiment, refusal
-    from ctta_bench.config.validation import parse_assignments
     from ctta_bench.record.folder import check_writable
     from ctta_bench.run.checkpoint import parse_interval
 
-    parse_interval(checkpoint)
-    load_plugins(plugin)
+    parse_interval(options.checkpoint)
+    load_plugins(options.plugin)
     described = load_experiment(experiment)
-    directory = out or Path("runs") / described.name
-    if not dry_run:
+    directory = options.out or Path("runs") / described.name
+    if not options.dry_run:
         check_writable(directory)
-    chosen_profile = _profile(executor, profile, jobs)
+    profile = _profile(executor, options.profile, options.jobs)
     cells, problems = expand_checked(
         described,
-        benchmarks=tuple(benchmark or ()),
-        seeds=seeds_of(seeds),
-        preset=preset,
-        overrides=parse_assignments(set or ()),
-        data_root=data_root,
-        workers=workers,
-        cache_decoded=cache_decoded,
-        keep_models=keep_models,
-        probe=probe,
+        benchmarks=tuple(options.benchmark or ()),
+        seeds=seeds_of(options.seeds),
+        overrides=given.pop("set"),
+        **given,
     )
     from ctta_bench.launch.begin import Options, select
     from ctta_bench.launch.checks import missing_data
     from ctta_bench.launch.steps import schedule
     from ctta_bench.run.loggers import make_loggers
 
-    make_loggers(tuple(log or ()))  # an unknown one is refused before anything begins
+    log = tuple(options.log or ())
+    make_loggers(log)  # an unknown one is refused before anything begins
     steps, missing = schedule(cells), missing_data(cells)
-    if problems or (missing and not dry_run):
+    if problems or (missing and not options.dry_run):
         raise refusal(described, problems + missing)
-    if dry_run:
-        _tell_plan(steps, directory, chosen_profile, missing)
+    if options.dry_run:
+        _tell_plan(steps, directory, profile, missing)
         return
-    chosen = select(steps, directory, force=force, failed_alone=retry == "failed")
-    options = Options(device, force, checkpoint, tuple(log or ()), tuple(plugin or ()))
-    if chosen_profile is not None:
-        _submit(chosen, directory, chosen_profile, options)
+    chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
+    launch = Options(
+        options.device, options.force, options.checkpoint, log, tuple(options.plugin or ())
+    )
+    if profile is not None:
+        _submit(chosen, directory, profile, launch)
     else:
-        share = _share(executor, jobs, cells_per_gpu, device, len(chosen.todo))
-        _run_here(chosen, directory, share, options, quiet)
-    _tell_outcome(chosen.outcome, directory, submitted=chosen_profile is not None)
-
-
-def _check_options(executor: str, profile: str | None, retry: str | None) -> None:
-    if executor not in EXECUTORS:
-        raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
-    if profile is not None and executor != "slurm":
-        raise ConfigError(f"--profile is for --executor slurm, not {executor}.")
-    if retry not in (None, "failed"):
-        raise ConfigError(f"--retry {retry!r}: choose failed.")
+        share = _share(
+            executor, options.jobs, options.cells_per_gpu, options.device, len(chosen.todo)
+        )
+        _run_here(chosen, directory, share, launch, options.quiet)
+    _tell_outcome(chosen.outcome, directory, submitted=profile is not None)
 
 
 def seeds_of(text: str) -> tuple[int, ...]:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     Format,
     Plugin,
     check_format,
-    kind,
+    command,
     load_plugins,
     print_json,
     printer,
@@ -24,7 +24,7 @@ HOW_COST_IS_COUNTED = (
 )
 
 
-@kind
+@command
 def list_entries(
     what: Annotated[
         str, typer.Argument(help="methods, benchmarks, settings, models or experiments.")

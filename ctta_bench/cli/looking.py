@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     DataRoot,
     Format,
     Plugin,
     check_format,
+    command,
     error_printer,
-    kind,
     load_plugins,
     print_json,
     printer,
@@ -21,7 +21,7 @@ Runs = Annotated[Path, typer.Argument(help="A folder of runs that kept their mod
 Out = Annotated[Path | None, typer.Option(help="Instead of DIRECTORY/looking.")]
 
 
-@kind
+@command
 def geometry(
     directory: Runs,
     out: Out = None,
@@ -65,7 +65,7 @@ def geometry(
     typer.echo(f"tables and figures: {folder.resolve()}")
 
 
-@kind
+@command
 def attention(
     directory: Runs,
     domain: Annotated[

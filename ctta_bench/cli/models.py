@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ctta_bench.cli.shared import kind
+from ctta_bench.cli.command import command
 
 
-@kind
+@command
 def export(
     cell: Annotated[Path, typer.Argument(help="A run folder whose run kept its models.")],
     out: Annotated[Path, typer.Argument(help="The file to write, OUT.safetensors.")],

@@ -7,25 +7,22 @@ import typer
 from rich.console import Console
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
+    BenchmarkArgument,
     CacheDecoded,
+    DataRoot,
     Device,
     Format,
     Plugin,
     Set,
     Workers,
     check_format,
-    kind,
+    command,
     load_plugins,
     print_json,
     printer,
 )
 from ctta_bench.errors import ConfigError, DataError
-
-Root = Annotated[
-    Path | None,
-    typer.Option("--data-root", "--root", envvar="CTTA_BENCH_DATA", help="Folder of data sets."),
-]
 
 
 def _benchmark(name: str, assignments: list[str] | None, root: Path | None) -> Any:
@@ -39,11 +36,11 @@ def _benchmark(name: str, assignments: list[str] | None, root: Path | None) -> A
     return entry(validate(entry.Settings, values, f"benchmark {entry.name}"), root)
 
 
-@kind
+@command
 def data_check(
-    benchmark: Annotated[str, typer.Argument(help="A benchmark.")],
+    benchmark: BenchmarkArgument,
     set: Set = None,
-    data_root: Root = None,
+    data_root: DataRoot = None,
     decode: Annotated[
         bool, typer.Option("--decode", help="Read every image, and name those that do not decode.")
     ] = False,
@@ -114,11 +111,11 @@ def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
             typer.echo(f"note: {checked.provenance}")
 
 
-@kind
+@command
 def data_bench(
-    benchmark: Annotated[str, typer.Argument(help="A benchmark.")],
+    benchmark: BenchmarkArgument,
     set: Set = None,
-    data_root: Root = None,
+    data_root: DataRoot = None,
     workers: Annotated[
         str, typer.Option(help="Numbers of loading processes to try, e.g. 0,1,4.")
     ] = "",

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import Format, check_format, error_printer, kind, print_json, printer
+from ctta_bench.cli.command import Format, check_format, command, error_printer, print_json, printer
 from ctta_bench.errors import ConfigError
 
 
-@kind
+@command
 def report(
     directory: Annotated[Path | None, typer.Argument(help="A folder of runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Instead of DIRECTORY/report.")] = None,

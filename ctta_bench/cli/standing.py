@@ -9,7 +9,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from ctta_bench.cli.shared import Format, check_format, error_printer, kind, print_json, printer
+from ctta_bench.cli.command import Format, check_format, command, error_printer, print_json, printer
 from ctta_bench.errors import RunError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ WATCH_SECONDS = 5.0
 LONGEST_WAIT = 60.0
 
 
-@kind
+@command
 def status(
     directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
     watch: Annotated[
@@ -104,7 +104,7 @@ def _duration(seconds: float) -> str:
     )
 
 
-@kind
+@command
 def logs(
     cell: Annotated[Path, typer.Argument(help="A cell's folder.")],
     lines: Annotated[int, typer.Option("--lines", "-n", help="Lines of each log.")] = 20,
@@ -126,7 +126,7 @@ def logs(
             typer.echo("\n".join(text[-lines:]))
 
 
-@kind
+@command
 def cancel(
     directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
 ) -> None:
@@ -144,7 +144,7 @@ def cancel(
         raise typer.Exit(1)
 
 
-@kind
+@command
 def merge(
     target: Annotated[Path, typer.Argument(help="The folder of runs that takes the cells.")],
     other: Annotated[Path, typer.Argument(help="The folder that they come from.")],

@@ -6,16 +6,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
+    BenchmarkArgument,
     DataRoot,
     Device,
     Force,
     Format,
+    Model,
     Plugin,
+    Preprocessing,
     Quiet,
     Set,
     check_format,
-    kind,
+    command,
     load_plugins,
     print_json,
 )
@@ -24,10 +27,9 @@ Name = Annotated[str, typer.Argument(help="A model (`ctta-bench list models`), o
 Weights = Annotated[
     Path | None, typer.Option(help="File or folder of weights: .safetensors, .pth, .npz.")
 ]
-Regime = Annotated[str, typer.Option(help="true or lineage (raw [0,1]).")]
 
 
-@kind
+@command
 def models_download(name: Name) -> None:
     """Fetch the weights of a timm model from the hub into the hub's cache.
 
@@ -45,11 +47,11 @@ def models_download(name: Name) -> None:
     typer.echo(f"{'already there' if found else 'fetched'}: {file}")
 
 
-@kind
+@command
 def models_show(
     name: Name,
     weights: Weights = None,
-    preprocessing: Regime = "true",
+    preprocessing: Preprocessing = "true",
     data_root: DataRoot = None,
     plugin: Plugin = None,
     format: Format = "text",
@@ -86,17 +88,17 @@ def models_show(
     )
 
 
-@kind
+@command
 def train_source(
-    benchmark: Annotated[str, typer.Argument(help="A benchmark (`ctta-bench list benchmarks`).")],
-    model: Annotated[str | None, typer.Option(help="A model; the benchmark's own.")] = None,
+    benchmark: BenchmarkArgument,
+    model: Model = None,
     train_data: Annotated[
         Path | None, typer.Option(help="Folder of the training images, if not below --data-root.")
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights of the model that training starts from.")
     ] = None,
-    preprocessing: Regime = "true",
+    preprocessing: Preprocessing = "true",
     set: Set = None,
     seed: Annotated[int, typer.Option(help="Seed of first weights, order, augmentation.")] = 0,
     out: Annotated[

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctta_bench import registry
-from ctta_bench.cli.shared import (
+from ctta_bench.cli.command import (
     DataRoot,
     Device,
     Format,
+    Model,
     Plugin,
     Quiet,
     Set,
     Workers,
     check_format,
+    command,
     error_printer,
-    kind,
     load_plugins,
     print_json,
     printer,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 COLUMNS = ["method", "trials", "published", "best", "which", "values"]
 
 
-@kind
+@command
 def tune(
     methods: Annotated[list[str], typer.Argument(help="Methods, each with the same budget.")],
     benchmark: Annotated[str, typer.Option(help="Its hold-out domains decide.")],
@@ -44,7 +45,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     search: Annotated[str, typer.Option(help="random or grid.")] = "random",
     seeds: Annotated[str, typer.Option(help="Of each trial's cells, e.g. 0,1.")] = "0",
-    model: Annotated[str | None, typer.Option(help="A model; the benchmark's own.")] = None,
+    model: Model = None,
     preset: Annotated[str, typer.Option(help="Trial 0, and what is not searched.")] = "default",
     set: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/tune_BENCHMARK.")] = None,

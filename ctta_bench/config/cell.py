@@ -6,14 +6,13 @@ device, plug-ins' places and the executor are not part of it.
 """
 
 import functools
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel
 
 from ctta_bench.config.presets import preset_name, preset_note, preset_values
+from ctta_bench.config.request import CellRequest, stated
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
@@ -22,52 +21,6 @@ from ctta_bench.registry import BENCHMARKS, METHODS
 
 if TYPE_CHECKING:
     from ctta_bench.stream import StreamSettings  # at run time it would load torch
-
-
-class CellRequest(BaseModel):
-    """One cell as a user asks for it; `set` overrides any resolved key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    method: str
-    benchmark: str
-    preset: str = "default"
-    model: str | None = None
-    weights: Path | None = None
-    preprocessing: Literal["true", "lineage"] = "true"
-    input_size: tuple[int, int] | None = Field(
-        None, description="the network's input in pixels, PIXELS or HEIGHTxWIDTH; as recorded"
-    )
-    precision: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    seed: int = Field(0, ge=0, lt=2**31)
-    window: int = Field(0, ge=0, description="images a window of single-sample streams; 0: off")
-    adapt: bool = Field(True, description="false: score the model as it is before the stream")
-    data_root: Path | None = None
-    workers: int | None = Field(None, ge=0, le=256, description="processes that load images ahead")
-    cache_decoded: Path | None = Field(None, description="folder to keep decoded images in")
-    experiment: str = "runs"
-    keep_models: Literal["none", "last", "domains"] = Field(
-        "none", description="adapted networks to leave in the run folder; not part of the identity"
-    )
-    probe: Literal["none", "rounds", "domains"] = Field(
-        "none", description="when source images are scored again; not part of the identity"
-    )
-    set: dict[str, Any] = {}
-
-    @field_validator("preprocessing", mode="before")
-    @classmethod
-    def _yaml_true(cls, value: Any) -> Any:
-        return "true" if value is True else value  # YAML reads the bare word as a boolean
-
-    @field_validator("input_size", mode="before")
-    @classmethod
-    def _pixels(cls, value: Any) -> Any:
-        found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", str(value).strip())
-        if value is None or isinstance(value, tuple):
-            return value
-        if found is None:
-            raise ValueError("write PIXELS or HEIGHTxWIDTH, e.g. 160 or 128x256")
-        return int(found[1]), int(found[2] or found[1])
 
 
 @dataclass(frozen=True)
@@ -181,16 +134,15 @@ def resolve(request: CellRequest) -> Cell:
         },
         "model": {"name": model, "sha256": sha256},
         "preprocessing": preprocessing,
-        "precision": request.precision,
-        "seed": request.seed,
+        **stated(request, "always"),
     }
     of_start = hyperparameters_of_start(method_class, hyperparameters)
     warmup = None
     if hyperparameters.warms_up:
         warmup = warmup_record(record, of_start, built.source_settings())
         record["warmup"] = warmup["id"]
+    record |= stated(request, "changed")
     if not request.adapt:
-        record["adapt"] = False
         record["method"]["hyperparameters"] = of_start  # no other plays a part
     record["id"] = cell_id(record)
     note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)

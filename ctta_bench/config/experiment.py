@@ -1,107 +1,21 @@
-"""Experiment files: from methods, benchmarks, regimes and seeds to validated cells."""
+"""From an experiment file to resolved cells: its product, its sweeps, and single cells."""
 
-import difflib
 import itertools
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing import Any
 
 from ctta_bench.config.cell import Cell, CellRequest, resolve
+from ctta_bench.config.experiment_file import Experiment as Experiment
+from ctta_bench.config.experiment_file import MethodEntry as MethodEntry
+from ctta_bench.config.experiment_file import SingleCell as SingleCell
+from ctta_bench.config.experiment_file import Sweep, list_options
+from ctta_bench.config.experiment_file import experiment_files as experiment_files
+from ctta_bench.config.experiment_file import load_experiment as load_experiment
+from ctta_bench.config.request import options_in
 from ctta_bench.config.validation import validate
-from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.record.schema import identity
-from ctta_bench.registry import BENCHMARKS, METHODS, canonical
-
-Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
-
-
-class MethodEntry(BaseModel):
-    """A method in an experiment file: its name, or a mapping with a preset and overrides."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    preset: str = "default"
-    models: tuple[str, ...] = Field((), description="instead of the experiment's")
-    benchmarks: tuple[str, ...] = Field((), description="instead of the experiment's")
-    semantic_shift: bool = Field(
-        False, description="run on the other label set that each benchmark names, on its own model"
-    )
-    set: dict[str, Any] = {}
-    sweep: Sweep = Field({}, description="values of keys: a cell for each combination of them")
-
-
-class SingleCell(BaseModel):
-    """A cell by itself: any field of `CellRequest`, which checks the others."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    set: dict[str, Any] = {}
-
-
-class Experiment(BaseModel):
-    """An experiment file: the product of methods, benchmarks, models, regimes and seeds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = ""
-    title: str = ""
-    remakes: str = Field("", description="table or figure of a paper that this remakes")
-    methods: tuple[MethodEntry, ...] = ()
-    benchmarks: tuple[str, ...] = ()
-    models: tuple[str | None, ...] = (None,)
-    preprocessing: tuple[Any, ...] = ("true",)
-    precision: str = "float32"
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
-    keep_models: Literal["none", "last", "domains"] = "none"
-    probe: Literal["none", "rounds", "domains"] = "none"
-    set: dict[str, Any] = {}
-    sweep: Sweep = Field({}, description="as a method's, for all of them")
-    exclude: tuple[dict[str, Any], ...] = Field(
-        (), description="cells of the product to leave out: those with all values of an entry"
-    )
-    cells: tuple[SingleCell, ...] = Field(
-        (),
-        description="further cells one by one, as `run` takes them: method, benchmark, seed, ...",
-    )
-
-    @field_validator("methods", mode="before")
-    @classmethod
-    def _names_are_entries(cls, entries: Any) -> Any:
-        if not isinstance(entries, list):
-            return entries
-        return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
-
-    @model_validator(mode="after")
-    def _asks_for_something(self) -> "Experiment":
-        if bool(self.methods) != bool(self.benchmarks) or not (self.methods or self.cells):
-            raise ValueError("give methods and benchmarks, or cells; at least 1 of each")
-        return self
-
-
-def load_experiment(name_or_file: str) -> Experiment:
-    """An experiment by name (of those in the package) or from a YAML file. Raises ConfigError."""
-    path = Path(name_or_file)
-    if path.suffix not in (".yaml", ".yml"):
-        known = experiment_files()
-        if canonical(name_or_file) not in known:
-            close = difflib.get_close_matches(canonical(name_or_file), known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(known)}."
-            raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
-        path = known[canonical(name_or_file)]
-    values = {"name": path.stem} | read_yaml(path)
-    return validate(Experiment, values, str(path))
-
-
-def experiment_files() -> dict[str, Path]:
-    """The experiment files of the package by name (`paper/rank` for one in a folder)."""
-    root = Path(str(resources.files("ctta_bench.experiments")))
-    files = sorted(f for f in root.rglob("*.yaml") if "base" not in f.relative_to(root).parts)
-    return {f.relative_to(root).with_suffix("").as_posix(): f for f in files}
+from ctta_bench.registry import BENCHMARKS, METHODS
 
 
 def expand(experiment: Experiment, **options: Any) -> list[Cell]:
@@ -125,17 +39,15 @@ def expand_checked(
     *,
     benchmarks: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
-    preset: str | None = None,
     overrides: dict[str, Any] | None = None,
     **request: Any,
 ) -> tuple[list[Cell], list[str]]:
     """The cells of an experiment, resolved, and one for each warm-up, of the model that it leaves;
     and what is wrong with the others, a sentence each.
 
-    benchmarks, seeds, preset: instead of the file's. request: fields of `CellRequest` that hold for
-    every cell; None leaves what the file or the class says.
+    benchmarks, seeds: instead of the file's. overrides: over what the file sets. request: fields of
+    `CellRequest` that hold for every cell; None leaves what the file or the class says.
     """
-    request |= {} if preset is None else {"preset": preset}
     given = {key: value for key, value in request.items() if value is not None}
     cells: dict[str, Cell] = {}
     warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
@@ -191,17 +103,18 @@ def _chosen(
     ]
     out = {number for found in matches for number in found}
     kept = [placed for number, placed in enumerate(product) if number not in out]
-    common = {
-        "precision": experiment.precision,
-        "experiment": experiment.name,
-        "keep_models": experiment.keep_models,
-        "probe": experiment.probe,
-    }
+    common = _common(experiment)
     single = [
         (f"cells[{n}]", common | single.model_dump() | {"set": experiment.set | single.set})
         for n, single in enumerate(experiment.cells)
     ]
     return kept + single, problems
+
+
+def _common(experiment: Experiment) -> dict[str, Any]:
+    """What an experiment asks of every cell, single ones too."""
+    single = [name for name in options_in("file") if name not in list_options()]
+    return {name: getattr(experiment, name) for name in single} | {"experiment": experiment.name}
 
 
 def _is_like(values: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -225,29 +138,27 @@ def _requests(
         for number, entry in enumerate(experiment.methods)
         for chosen in combinations(experiment.sweep | entry.sweep)
     ]
-    common = benchmarks or experiment.benchmarks
+    everywhere = benchmarks or experiment.benchmarks
     own = [benchmark for entry in experiment.methods for benchmark in entry.benchmarks]
-    for benchmark in dict.fromkeys([*common, *own]):
-        for regime in experiment.preprocessing:
+    lists = {name: getattr(experiment, name) for name in list_options()}
+    for benchmark in dict.fromkeys([*everywhere, *own]):
+        for listed in combinations(lists):
             for number, entry, chosen in entries:
-                if benchmark not in (entry.benchmarks or common):
+                if benchmark not in (entry.benchmarks or everywhere):
                     continue
                 shift = _shift_of(benchmark) if entry.semantic_shift else {}
                 for model in entry.models or experiment.models:
                     for seed in seeds or experiment.seeds:
                         yield (
                             f"methods[{number}]",
-                            {
+                            _common(experiment)
+                            | listed
+                            | {
                                 "method": entry.name,
                                 "preset": entry.preset,
                                 "benchmark": benchmark,
                                 "model": model,
-                                "preprocessing": regime,
-                                "precision": experiment.precision,
                                 "seed": seed,
-                                "experiment": experiment.name,
-                                "keep_models": experiment.keep_models,
-                                "probe": experiment.probe,
                                 "set": experiment.set | entry.set | chosen,
                             }
                             | ({"shift": shift} if shift else {}),

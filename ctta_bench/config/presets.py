@@ -3,8 +3,9 @@
 import functools
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from ctta_bench.config.fields import range_words, type_words
 from ctta_bench.config.yaml import merge, parse_yaml, read_yaml
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import METHODS
@@ -120,26 +121,6 @@ def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: 
     return f"no preset for {model}, using {preset} of {whose}"
 
 
-def _type(annotation: Any) -> str:
-    """A field's type in words: `float`, `sgd | adam | adamw`, `int | None`."""
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, get_args(annotation)))
-    if get_origin(annotation) is tuple:
-        return f"({', '.join(map(_type, get_args(annotation)))})"
-    if isinstance(annotation, type):
-        return annotation.__name__.removesuffix("Type").replace("None", "none")
-    return " | ".join(map(_type, get_args(annotation))) or str(annotation)
-
-
-def _bound(constraint: Any) -> str:
-    """A constraint of a field in signs: `>= 0`, `matches ^(a|b)$`."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
-    for key, sign in signs.items():
-        if getattr(constraint, key, None) is not None:
-            return f"{sign} {getattr(constraint, key)}"
-    return ""
-
-
 def _searched(options: Any) -> str:
     """A range or a list of values in words: `1e-05 to 0.1`, `1, 5, 20`."""
     return (" to " if isinstance(options, tuple) else ", ").join(map(str, options))
@@ -153,8 +134,8 @@ def describe(method: str) -> dict[str, Any]:
         "hyperparameters": [
             {
                 "name": name,
-                "type": _type(field.annotation),
-                "range": ", ".join(filter(None, map(_bound, field.metadata))),
+                "type": type_words(field.annotation),
+                "range": range_words(field),
                 "default": field.default,
                 "searched": _searched(searched.get(name, [])),
                 "description": field.description or "",

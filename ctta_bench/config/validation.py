@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from ctta_bench.config.request import options_in
 from ctta_bench.config.yaml import parse_yaml
 from ctta_bench.errors import ConfigError
 
@@ -37,13 +38,10 @@ def route_overrides(
 
     Raises ConfigError for unknown keys (with close ones) and for bare keys with two owners.
     """
-    top: dict[str, Any] = dict.fromkeys(
-        ("preprocessing", "input_size", "precision", "window", "adapt", "seed", "model", "weights")
-    )
     owners: dict[str, Any] = {
         "method": method.model_fields,
         "benchmark": benchmark.model_fields,
-        "cell": top,
+        "cell": options_in("set"),
     }
     routed: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
     for key, value in overrides.items():

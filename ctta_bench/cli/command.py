@@ -1,4 +1,4 @@
-"""What the commands share: options, one way of saying errors, and printing."""
+"""What every command is made of: common options, errors as one sentence, printing."""
 
 import functools
 import json
@@ -10,48 +10,44 @@ import typer
 from rich.console import Console
 
 from ctta_bench import registry
+from ctta_bench.cli.options import cell_option, completion, expanded
 from ctta_bench.errors import ConfigError, CttaBenchError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
+FORMATS = ("text", "json")
 
 Plugin = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Python file or module that registers methods; repeatable."),
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. lr=1e-3; repeatable."),
-]
-Format = Annotated[str, typer.Option("--format", help="text or json.", metavar="FORMAT")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
-DataRoot = Annotated[
-    Path | None,
+Format = Annotated[
+    str,
     typer.Option(
-        "--data-root", "--root", envvar="CTTA_BENCH_DATA", help="Folder of data sets and caches."
+        "--format",
+        metavar="text|json",
+        help="Of what is printed.",
+        autocompletion=completion(lambda: FORMATS),
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Processes that load images ahead; 0: this one; default: as cores allow."),
-]
-CacheDecoded = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Keep decoded images there; later runs read them at once."),
-]
 Force = Annotated[bool, typer.Option("--force", help="Run again what is done.")]
-KeepModels = Annotated[
-    str | None,
-    typer.Option(help="Adapted networks to leave in the run folder: none, last or domains."),
-]
-Probe = Annotated[
-    str | None,
-    typer.Option(help="Score source images again, for forgetting: none, rounds or domains."),
-]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Further logger: tensorboard, wandb, mlflow.")
 ]
+# Options of a cell, for commands that take a few of them.
+Set = Annotated[list[str] | None, cell_option("set")]
+DataRoot = Annotated[Path | None, cell_option("data_root")]
+Workers = Annotated[int | None, cell_option("workers")]
+CacheDecoded = Annotated[Path | None, cell_option("cache_decoded")]
+Model = Annotated[str | None, cell_option("model")]
+Weights = Annotated[Path | None, cell_option("weights")]
+Preset = Annotated[str, cell_option("preset")]
+Preprocessing = Annotated[str, cell_option("preprocessing")]
+InputSize = Annotated[str | None, cell_option("input_size")]
+Precision = Annotated[str, cell_option("precision")]
+BenchmarkArgument = Annotated[str, cell_option("benchmark")]
 
 
 class State:
@@ -60,13 +56,17 @@ class State:
     debug = False
 
 
-def kind(command: Command) -> Command:
-    """Turn a user's mistake into one sentence and exit code 2, Ctrl-C into 130."""
+def command(function: Command) -> Command:
+    """A command for typer: models of options as one option for each field (see options.py).
 
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    A user's mistake is one sentence and exit code 2, Ctrl-C exit code 130.
+    """
+    signature, filled = expanded(function)
+
+    @functools.wraps(function)
+    def wrapped(**values: Any) -> Any:
         try:
-            return command(*args, **kwargs)
+            return function(**filled(values))
         except CttaBenchError as error:
             if State.debug:
                 raise
@@ -78,6 +78,7 @@ def kind(command: Command) -> Command:
             )
             raise typer.Exit(INTERRUPTED) from None
 
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
     return wrapped  # type: ignore[return-value]
 
 
@@ -93,7 +94,7 @@ def printer() -> Console:
 
 def check_format(value: str) -> bool:
     """Whether JSON is wanted. Raises ConfigError for a format that is not there."""
-    if value not in ("text", "json"):
+    if value not in FORMATS:
         raise ConfigError(f"--format {value!r}: choose text or json.")
     return value == "json"
 

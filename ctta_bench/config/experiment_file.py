@@ -1,0 +1,142 @@
+"""Experiment files: what may stand in one, and where those of the package are."""
+
+import difflib
+from copy import copy
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+
+from ctta_bench.config.request import option_of, options_in
+from ctta_bench.config.validation import validate
+from ctta_bench.config.yaml import read_yaml
+from ctta_bench.errors import ConfigError
+from ctta_bench.registry import canonical
+
+Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
+
+
+class MethodEntry(BaseModel):
+    """A method in an experiment file: its name, or a mapping with a preset and overrides."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="the method")
+    preset: str = Field(
+        "default",
+        description="its values: `default`, `paper`, `code`, ... (`ctta-bench list methods "
+        "--verbose`), or a YAML file of `ctta-bench tune`",
+    )
+    models: tuple[str, ...] = Field((), description="instead of the file's")
+    benchmarks: tuple[str, ...] = Field((), description="instead of the file's")
+    semantic_shift: bool = Field(
+        False,
+        description="run on the other label set that each benchmark names, on the model of the "
+        "benchmark",
+    )
+    set: dict[str, Any] = Field({}, description="values for this method, over the file's")
+    sweep: Sweep = Field(
+        {},
+        description="as the file's, for this method, instead of the file's for the same key",
+    )
+
+
+class SingleCell(BaseModel):
+    """A cell by itself: any field of `CellRequest`, which checks the others."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    set: dict[str, Any] = {}
+
+
+Declared = TypeVar("Declared", bound=BaseModel)
+
+
+def with_cell_options(declared: type[Declared]) -> type[Declared]:
+    """A model with a key more for each option of a cell that experiment files take."""
+    keys: dict[str, Any] = {
+        name: (field.annotation, copy(field)) for name, field in options_in("file").items()
+    }
+    for name in list_options():  # each value is checked by its cells
+        _, field = keys[name]
+        listed = Field((field.default,), description=field.description)
+        keys[name] = (tuple[Any, ...], listed)
+    documented: dict[str, Any] = {"__doc__": declared.__doc__, "__module__": declared.__module__}
+    return create_model(declared.__name__, __base__=declared, **documented, **keys)
+
+
+def list_options() -> tuple[str, ...]:
+    """The options of a cell of which an experiment file takes several values."""
+    fields = options_in("file").items()
+    return tuple(name for name, field in fields if (o := option_of(field)) and o.lists)
+
+
+@with_cell_options
+class Experiment(BaseModel):
+    """An experiment file: the product of methods, benchmarks, models, regimes and seeds.
+
+    Each option of a cell that `CellRequest` has for files is a key, too.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        "", description="the folder's name below `runs/`, as records have it; default: the file's"
+    )
+    title: str = Field("", description="a line for lists and reports")
+    remakes: str = Field("", description="table or figure of a paper that this remakes, for lists")
+    methods: tuple[MethodEntry, ...] = Field(
+        (), description="names, or mappings as below; without them: `cells`"
+    )
+    benchmarks: tuple[str, ...] = Field((), description="names; without them: `cells`")
+    models: tuple[str | None, ...] = Field(
+        (None,), description="names; `null` is the benchmark's own"
+    )
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="numbers")
+    set: dict[str, Any] = Field({}, description="values for all cells")
+    sweep: Sweep = Field(
+        {}, description="lists of values: every method once for each combination of them"
+    )
+    exclude: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="cells of the product to leave out: those with all values of an entry; a list "
+        "there is any of them",
+    )
+    cells: tuple[SingleCell, ...] = Field(
+        (), description="further cells, each with the options of `ctta-bench run`"
+    )
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _names_are_entries(cls, entries: Any) -> Any:
+        if not isinstance(entries, list):
+            return entries
+        return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> "Experiment":
+        if bool(self.methods) != bool(self.benchmarks) or not (self.methods or self.cells):
+            raise ValueError("give methods and benchmarks, or cells; at least 1 of each")
+        return self
+
+
+def load_experiment(name_or_file: str) -> Experiment:
+    """An experiment by name (of those in the package) or from a YAML file. Raises ConfigError."""
+    path = Path(name_or_file)
+    if path.suffix not in (".yaml", ".yml"):
+        known = experiment_files()
+        if canonical(name_or_file) not in known:
+            close = difflib.get_close_matches(canonical(name_or_file), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(known)}."
+            raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
+        path = known[canonical(name_or_file)]
+    values = {"name": path.stem} | read_yaml(path)
+    return validate(Experiment, values, str(path))
+
+
+def experiment_files() -> dict[str, Path]:
+    """The experiment files of the package by name (`paper/rank` for one in a folder)."""
+    root = Path(str(resources.files("ctta_bench.experiments")))
+    files = sorted(f for f in root.rglob("*.yaml") if "base" not in f.relative_to(root).parts)
+    return {f.relative_to(root).with_suffix("").as_posix(): f for f in files}

@@ -1,0 +1,34 @@
+"""A model's fields in words, for help, lists and docs."""
+
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+
+def choices_of(annotation: Any) -> tuple[str, ...]:
+    """The values that a type allows, if it is a Literal or one with None; () if not."""
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation)))
+    return tuple(choice for part in get_args(annotation) for choice in choices_of(part))
+
+
+def type_words(annotation: Any) -> str:
+    """A type: `float`, `sgd | adam | adamw`, `int | none`."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(choices_of(annotation))
+    if get_origin(annotation) is tuple:
+        return f"({', '.join(map(type_words, get_args(annotation)))})"
+    if isinstance(annotation, type):
+        return annotation.__name__.removesuffix("Type").replace("None", "none")
+    return " | ".join(map(type_words, get_args(annotation))) or str(annotation)
+
+
+def range_words(field: FieldInfo) -> str:
+    """The constraints of a field: `>= 0`, `matches ^(a|b)$`, or several with commas; "" if none."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
+    return ", ".join(
+        f"{sign} {getattr(constraint, key)}"
+        for constraint in field.metadata
+        for key, sign in signs.items()
+        if getattr(constraint, key, None) is not None
+    )
