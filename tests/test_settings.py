@@ -1,12 +1,19 @@
 """Settings: which keys belong to which protocol, and what of them a cell's record states."""
 
-from typing import Any, get_args
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from ctta_bench.cli import app
 from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError
-from ctta_bench.stream.settings import SETTINGS, CorruptionSettings, SettingName, StreamSettings
+from ctta_bench.stream import settings
+from ctta_bench.stream.settings import SETTINGS, CorruptionSettings, StreamSettings
+from tests.conftest import TOY
 
 
 def made(**values: Any) -> CorruptionSettings:
@@ -14,7 +21,34 @@ def made(**values: Any) -> CorruptionSettings:
 
 
 def test_the_names_a_user_may_type_are_those_of_the_table() -> None:
-    assert list(get_args(SettingName)) == list(SETTINGS)
+    assert [made(setting=name).setting for name in SETTINGS] == list(SETTINGS)
+    assert CorruptionSettings.model_json_schema()["properties"]["setting"]["enum"] == [*SETTINGS]
+
+
+def test_a_plug_in_adds_a_setting_with_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "SETTINGS", SETTINGS.copy())
+    plugin = tmp_path / "reset_ptta.py"
+    plugin.write_text(
+        "from ctta_bench.stream import settings\n"
+        "settings.SETTINGS['reset_cdc'] = settings.Setting('cdc, with resets', 'own', 'deal',\n"
+        "    resets=True, parameters={'delta': 0.5, 'slots': 2})\n"
+    )
+    plugins = ("--plugin", str(plugin), "--plugin", str(TOY))
+
+    listed = CliRunner().invoke(app, ["list", "settings", *plugins]).stdout
+    options = ["--setting", "reset_cdc", "--set", "batch_size=8", *plugins]
+    done = CliRunner().invoke(app, ["run", "tent", "toy", *options, "--format", "json"])
+
+    assert "reset_cdc" in listed and "delta=0.5 slots=2" in listed
+    assert json.loads(done.stdout)["counters"]["resets"] > 0
+    (file,) = tmp_path.rglob("cell.yaml")
+    assert yaml.safe_load(file.read_text())["benchmark"]["delta"] == 0.5
+    unused = r"slots is not used in setting smooth, but in ptta, cdc, reset_cdc"
+    with pytest.raises(ConfigError, match=unused):
+        made(setting="smooth", slots=2)
 
 
 def test_the_record_of_a_plain_setting_has_only_the_keys_of_earlier_releases() -> None:
@@ -48,6 +82,7 @@ def test_a_parameter_given_as_none_is_the_setting_s_default() -> None:
         ({"setting": "gradual", "severities": [3, 6]}, "severities go from 1 to 5, not [3, 6]"),
         ({"setting": "gradual", "severity": 6}, "benchmark c.severity: 6: input should be less"),
         ({"setting": "gradually"}, "benchmark c.setting: 'gradually': input should be 'continual'"),
+        ({"setting": "gradually"}, "'cdc' or 'smooth'; did you mean 'gradual'?"),
         ({"setting": ["gradual"]}, "benchmark c.setting"),
         ({"batch_size": 0}, "benchmark c.batch_size: 0: input should be greater than or equal to"),
         ({"domain_order": "cotta10"}, "benchmark c.domain_order: 'cotta10': input should be "),
@@ -72,6 +107,6 @@ def test_the_walk_of_gradual_turns_at_the_severity() -> None:
 
 
 def test_cotta_s_first_domain_falls_from_the_highest_severity() -> None:
-    settings = made(setting="gradual_cotta")
-    assert settings.walk(0) == (5, 4, 3, 2, 1)
-    assert settings.walk(1) == settings.walk(14) == (1, 2, 3, 4, 5, 4, 3, 2, 1)
+    falling = made(setting="gradual_cotta")
+    assert falling.walk(0) == (5, 4, 3, 2, 1)
+    assert falling.walk(1) == falling.walk(14) == (1, 2, 3, 4, 5, 4, 3, 2, 1)

@@ -4,18 +4,14 @@ A setting says which severities a domain is seen at, how images follow each othe
 how domains are joined, and whether the method is reset. docs/protocols.md defines each of them.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 ImageOrder = Literal["file", "shuffled", "alike"]
-SettingName = Literal[
-    "continual", "reset", "mixed", "gradual", "gradual_cotta", "correlated", "reset_correlated",
-    "gradual_correlated", "mixed_correlated", "ptta", "label_shift", "reset_label_shift", "cdc",
-    "smooth",
-]  # fmt: skip
 DomainOrder = Literal[
     "random", "rotta", "cotta0", "cotta1", "cotta2", "cotta3", "cotta4", "cotta5", "cotta6",
     "cotta7", "cotta8", "cotta9",
@@ -48,7 +44,8 @@ _WALK: Mapping[str, Any] = {"severities": None}
 _SORTED: Mapping[str, Any] = {"delta": 0.0}
 _SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
 
-SETTINGS: Mapping[str, Setting] = {
+# One entry is all that a setting needs; a plug-in adds its own, SETTINGS["name"] = Setting(...).
+SETTINGS: dict[str, Setting] = {
     "continual": Setting(
         "domains one after another, never a reset", "CoTTA (Wang et al., 2022); CSC of DPCore"
     ),
@@ -129,6 +126,27 @@ SETTINGS: Mapping[str, Setting] = {
 }  # fmt: skip
 
 
+def _parameters() -> dict[str, None]:
+    """The parameters of all settings, each once, in the order of the table."""
+    return dict.fromkeys(key for setting in SETTINGS.values() for key in setting.parameters)
+
+
+def _known(name: str) -> str:
+    if name in SETTINGS:
+        return name
+    *others, last = map(repr, SETTINGS)
+    close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"input should be {', '.join(others)} or {last}{hint}")
+
+
+def _enumerate(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(SETTINGS)
+
+
+SettingName = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_enumerate)]
+
+
 class StreamSettings(BaseModel):
     """What a user may choose about a benchmark's stream; benchmarks set their own defaults."""
 
@@ -177,7 +195,7 @@ class StreamSettings(BaseModel):
     @model_validator(mode="after")
     def _fits_the_setting(self) -> "StreamSettings":
         kind = self.kind
-        for key in _PARAMETERS:
+        for key in _parameters():
             if getattr(self, key, None) is not None and key not in kind.parameters:
                 owners = [name for name, s in SETTINGS.items() if key in s.parameters]
                 raise ValueError(
@@ -205,7 +223,8 @@ class StreamSettings(BaseModel):
     def record(self) -> dict[str, Any]:
         """What cell.yaml holds: every key but those that are not used and None."""
         values = self.model_dump(mode="json")
-        return {k: v for k, v in values.items() if v is not None or k not in _OPTIONAL}
+        optional = {*_parameters(), "domain_order", "reset_every"}
+        return {k: v for k, v in values.items() if v is not None or k not in optional}
 
 
 class CorruptionSettings(StreamSettings):
@@ -259,7 +278,3 @@ class SegmentationSettings(StreamSettings):
                 f"segmentation has no single one: choose {others}"
             )
         return self
-
-
-_PARAMETERS = tuple(dict.fromkeys(key for s in SETTINGS.values() for key in s.parameters))
-_OPTIONAL = {*_PARAMETERS, "domain_order", "reset_every"}
