@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctta_bench.names import find_renamed_modules
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "load_model": "ctta_bench.api",
