@@ -11,6 +11,7 @@ Differs from that code, unless `faithful: true`: a reset also forgets the varian
 """
 
 from pydantic import Field
+from torch import Tensor
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import ema_update
@@ -59,7 +60,14 @@ class CMF(WeightedMethod):
         self.hidden = [value.clone() for value in self.source]
         self.variance = 0.0
 
-    def follow(self) -> None:
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step, after which the weights are filtered; returns corrected logits from before."""
+        logits = self.model(images)
+        if self.learn(images, logits):
+            self.filter_weights()
+        return self.corrected(logits.detach())
+
+    def filter_weights(self) -> None:
         """h ← α h + (1 - α) θ_source, then h ← β h + (1 - β) θ, then θ ← γ θ + (1 - γ) h."""
         alpha = self.hp.source_momentum
         ema_update(self.hidden, self.source, alpha)

@@ -36,6 +36,14 @@ class FOAShift(ShiftMethod):
     class Hyperparameters(ShiftHyperparameters):
         """Hyper-parameters of the shift."""
 
+    @torch.no_grad()
+    def adapt(self, images: Tensor) -> Tensor:
+        """Logits of the shifted features; then the stream's mean follows."""
+        features = self.seen(images)[:, -1]
+        logits = self.shifted(features)
+        self.follow(features)
+        return logits
+
 
 @METHODS.register_module("foa_bp")
 class FOABP(ShiftMethod):

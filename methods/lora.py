@@ -32,3 +32,12 @@ class LoRA(AlignmentMethod):
     def adapter(weight: Tensor, hp: Any) -> LowRankWeight:
         """W + s B A."""
         return LowRankWeight(weight, hp.rank, hp.scale)
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Features, loss, step; returns the logits from before the step."""
+        if self.hp.chunks > 1:
+            return self.adapt_in_chunks(images)
+        features, logits = self.features_and_logits(images)
+        loss = self.distance(features)  # ‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂
+        self.step(loss, guard=not self.hp.faithful)  # of A and B alone
+        return logits

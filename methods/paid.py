@@ -7,7 +7,7 @@ takes it literally: then O mixes neurons, and keeps no angle between them). O is
 in the compact WY form O = I - U T⁻¹ Uᵀ with T = striu(UᵀU) + ½ diag(UᵀU). Only m and U learn, by
 aligning the batch's feature mean and deviation with the source's.
 
-Differs from the official code, unless `faithful: true`: a part of one image leaves the deviation
+Differs from the official code, unless `faithful: true`: a chunk of one image leaves the deviation
 term out (theirs becomes NaN for good), and the loss of a batch in parts is divided by the number
 of parts there are (theirs always by the number asked for).
 """
@@ -189,10 +189,19 @@ class PAID(AlignmentMethod):
         """Decompose a weight; m, U or V learn as the component says."""
         return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init, hp.side)
 
-    def passed(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Features with gradient, and logits, of one pass."""
+    def adapt(self, images: Tensor) -> Tensor:
+        """Features, loss, step; returns the logits from before the step."""
+        if self.hp.chunks > 1:
+            return self.adapt_in_chunks(images)
+        features, logits = self.features_and_logits(images)
+        loss = self.distance(features)  # ‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂
+        self.step(loss, guard=not self.hp.faithful)  # of m and U alone
+        return logits
+
+    def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features with gradient, and logits, of one forward pass."""
         with rotated_together(weight for _, weight in self.directions()):
-            return super().passed(images)
+            return super().features_and_logits(images)
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:
         """The decomposed weights by name, for the analysis of their geometry."""

@@ -15,6 +15,7 @@ same but for windows over single images, where theirs sums.
 """
 
 from pydantic import Field
+from torch import Tensor
 
 from ctta_bench.method import ema_update
 from ctta_bench.parts.families.weighted import WeightedHyperparameters, WeightedMethod
@@ -37,6 +38,10 @@ class ROID(WeightedMethod):
             0.99, ge=0, le=1, description="share that the weights keep of themselves after a step"
         )
 
-    def follow(self) -> None:
-        """θ ← m θ + (1 - m) θ_source."""
-        ema_update(self.trainable.values(), self.source, self.hp.source_momentum)
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step, after which the weights go back; returns the corrected logits from before."""
+        logits = self.model(images)
+        if self.learn(images, logits):
+            # θ ← m θ + (1 - m) θ_source
+            ema_update(self.trainable.values(), self.source, self.hp.source_momentum)
+        return self.corrected(logits.detach())

@@ -70,7 +70,7 @@ def test_a_second_cell_computes_nothing(method: str, tmp_path: Path) -> None:
     (file,) = stored(tmp_path)
     before = file.stat().st_mtime_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctta_bench.parts.families.alignment.source_statistics", _never)
+        patch.setattr("ctta_bench.parts.source.features.source_statistics", _never)
         more = {"lr": 0.1, "std_weight": 0.1, "benchmark.batch_size": 5}
         run_cell(cell(tmp_path, method=method, set=more), RunFolder(tmp_path / "second"))
     assert file.stat().st_mtime_ns == before
@@ -95,7 +95,7 @@ def test_what_decides_the_statistics_has_a_file_of_its_own(
     changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The toy's predictions are never as sure as the filter wants them.
-    monkeypatch.setattr("ctta_bench.parts.families.alignment.filter_limit", lambda classes: 10.0)
+    monkeypatch.setattr("ctta_bench.parts.source.features.filter_limit", lambda classes: 10.0)
     statistics(cell(tmp_path))
     statistics(cell(tmp_path, **changes))
     assert len(stored(tmp_path)) == 2

@@ -277,12 +277,12 @@ class Method:
         kind = torch.optim.Adam if hp.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, hp.lr, hp.betas, weight_decay=hp.weight_decay)
 
-    def step(self, loss: Tensor) -> bool:
+    def step(self, loss: Tensor, *, guard: bool = True) -> bool:
         """Backward and one optimiser step; skipped and counted if loss or gradients are not finite.
 
-        Returns whether the step was taken.
+        Returns whether the step was taken. Without `guard` it always is.
         """
-        return self.backward(loss) and self.optimizer_step()
+        return self.backward(loss, guard=guard) and self.optimizer_step(guard=guard)
 
     def backward(self, loss: Tensor, *, guard: bool = True) -> bool:
         """Add the gradient of `loss` to the parameters; False, and counted, if it is not finite."""

@@ -10,8 +10,9 @@ from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.adapters.injection import merge
+from ctta_bench.parts.families.alignment import AlignmentMethod
 from ctta_bench.registry import METHODS
-from tests.methods import build, changed, pictures, snapshot, tensors
+from tests.methods import build, changed, make, pictures, snapshot, tensors
 
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}
 LAYER = "blocks.1.mlp.fc1"  # 24 inputs, 96 neurons
@@ -53,6 +54,19 @@ def test_the_first_step_moves_b_alone_and_the_second_both() -> None:
     assert {name.rsplit(".", 1)[1] for name in changed(source, method.model)} == {"up"}
     method(pictures(8))
     assert {name.rsplit(".", 1)[1] for name in changed(source, method.model)} == {"up", "down"}
+
+
+def test_an_adapter_of_the_last_release_without_a_step_of_its_own_takes_the_same() -> None:
+    own = METHODS.get("lora")
+    old = type("Old", (AlignmentMethod,), {k: vars(own)[k] for k in ("Hyperparameters", "adapter")})
+    method, images = make(old), pictures(8)
+    with pytest.warns(FutureWarning, match="Old inherits adapt from AlignmentMethod"):
+        method(images)
+    with pytest.warns(FutureWarning):
+        logits = method(images)
+    new = build("lora")
+    new(images)
+    assert torch.equal(logits, new(images))
 
 
 def test_angles_between_neurons_change() -> None:

@@ -142,7 +142,7 @@ def test_chain_compact_and_low_rank_forms_and_the_merged_layer_agree() -> None:
 
 def test_rotations_that_are_made_together_are_those_made_one_by_one() -> None:
     method, images = adapted(**DOUBLE), pictures(8).double()
-    together, _ = method.passed(images)
+    together, _ = method.features_and_logits(images)
     together[0].square().sum().backward()
     gradients = {name: p.grad for name, p in method.trainable.items()}
     method.optimizer_zero_grad()
@@ -224,7 +224,7 @@ def test_a_neuron_of_zeros_does_no_harm(component: str) -> None:
 
 
 def vector_gradients(method: Method) -> list[tuple[Tensor, Tensor]]:
-    method.objective(method.model.features(pictures(8).double())).backward()
+    method.distance([method.model.features(pictures(8).double())]).backward()
     vectors = [p for name, p in method.trainable.items() if name.endswith("vectors")]
     return [(u.detach(), u.grad) for u in vectors]
 

@@ -1,14 +1,11 @@
-"""The method that steps along the alignment of features with the source's (see source/moments.py).
+"""Alignment of features with the source's through adapters: what PAID, LoRA and DoRA share.
 
-PAID and its controls LoRA and DoRA are the same method with another weight adapter, so that a
-comparison of them changes one thing.
-
-On segmentation, for which no code was published, the features are the places of the encoder's
-stages (`stages`, the deepest alone unless it is said), so that a single image has a deviation, too.
-The source's are by default moments of each image, averaged.
+The controls LoRA and DoRA are PAID with another weight adapter, so that a comparison of them
+changes one thing. What is aligned (source/features.py) depends on the task of the model.
 """
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,14 +18,13 @@ from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyp
 from ctta_bench.model import fingerprint
 from ctta_bench.parts.adapters.injection import bypassed, inject, steady
 from ctta_bench.parts.adapters.weights import WeightAdapter
+from ctta_bench.parts.source.features import FEATURES, ImageFeatures, StageFeatures
 from ctta_bench.parts.source.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,
-    filter_limit,
+    kept_for_places,
     moment_distance,
-    place_statistics,
-    source_statistics,
 )
 
 
@@ -96,7 +92,10 @@ class LowRankHyperparameters(AlignmentHyperparameters):
 
 
 class AlignmentMethod(Method):
-    """Adapts linear layers by aligning the batch's features with the source's, a step a batch."""
+    """Adapters in linear layers, source statistics, and the distance of features from them.
+
+    A method defines `adapter` and `adapt`; its hyper-parameters are `AlignmentHyperparameters`.
+    """
 
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 1)
@@ -120,11 +119,7 @@ class AlignmentMethod(Method):
     def setup(self) -> None:
         """Swap adapters into the selected layers; only they learn."""
         hp = self.hp
-        if self.segments and hp.entropy_filter:
-            raise MethodError(
-                f"{type(self).__name__} has no entropy filter that is defined for segmentation, "
-                f"the task of {self.model.name}; set entropy_filter: false."
-            )
+        self.aligned.check(asked_by=type(self).__name__)
         parameters = inject(
             self.model,
             hp.layers,
@@ -145,29 +140,32 @@ class AlignmentMethod(Method):
             "samples": self.hp.source_samples,
             "entropy_filter": self.hp.entropy_filter,
             "adapters": "" if of_source else fingerprint(nn.ParameterDict(self._plain_names())),
-        }
-        if self.segments:
-            facts |= {"stages": self.hp.stages, "moments": self.hp.source_moments}
+        } | self.aligned.facts()
         normalised = self.hp.stats_preproc == "official"
         if normalised:
             facts["normalised"] = self.model.trained_preprocessing().record()
+
+        def make() -> list[SourceStatistics]:
+            return self.aligned.statistics(source, lambda x: self.features_and_logits(x)[0])
+
         with (
             bypassed(self.model) if of_source else contextlib.nullcontext(),
             self.model.fed_as_trained() if normalised else contextlib.nullcontext(),
         ):
-            found = source.once("statistics", facts, lambda: self._statistics(source))
-        images, places = int(found["images"]), sum(name.startswith("mean") for name in found)
-        self.source_used = images
-        self.sources = [
-            SourceStatistics(
-                found[f"mean{n}"].to(self.device), found[f"std{n}"].to(self.device), images
-            )
-            for n in ["", *map(str, range(1, places))]
-        ]
+            self.sources = kept_for_places(source, facts, make, self.model.mean)
+        self.source_used = self.sources[0].images
         self.runnings = [
             RunningMoments(source) if self.hp.single_image == "ema" else None
             for source in self.sources
         ]
+
+    def _plain_names(self) -> dict[str, nn.Parameter]:
+        return {name.replace(".", "/"): value for name, value in self.trainable.items()}
+
+    @property
+    def aligned(self) -> ImageFeatures | StageFeatures:
+        """What is aligned on a model of this task."""
+        return FEATURES[self.model.task](self.model, self.hp)
 
     @property
     def source(self) -> SourceStatistics:
@@ -179,103 +177,32 @@ class AlignmentMethod(Method):
         """The running moments beside `source`, if there are any."""
         return self.runnings[0]
 
-    def _plain_names(self) -> dict[str, nn.Parameter]:
-        return {name.replace(".", "/"): value for name, value in self.trainable.items()}
-
-    def _statistics(self, source: Any) -> dict[str, Tensor]:
-        if self.segments:
-            return self._map_statistics(source)
-        limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
-        found = source_statistics(
-            self.model,
-            source.batches(),
-            samples=self.hp.source_samples,
-            entropy_limit=limit,
-        )
-        images = torch.tensor(found.images)
-        return {"mean": found.mean, "std": found.std, "images": images}
-
-    def _map_statistics(self, source: Any) -> dict[str, Tensor]:
-        found = place_statistics(
-            lambda image: self.passed(image)[0],
-            source.batches(1),  # by image, and large ones fit
-            samples=self.hp.source_samples,
-            pooled=self.hp.source_moments == "pooled",
-        )
-        tensors = {"images": torch.tensor(found[0].images)}
-        for number, of_stage in enumerate(found):
-            name = str(number or "")
-            tensors |= {f"mean{name}": of_stage.mean, f"std{name}": of_stage.std}
-        return tensors
-
     def adapt(self, images: Tensor) -> Tensor:
-        """One step towards the source statistics; returns the logits from before it."""
-        parts = images.chunk(self.hp.chunks)
-        with steady(self.model) if len(parts) > 1 else contextlib.nullcontext():
-            whole = self.hp.two_pass and len(parts) > 1
-            scored, finite = self.two_passes(parts) if whole else self.one_pass(parts)
-        if finite:
-            self.optimizer_step(guard=not self.hp.faithful)
-        return scored
+        """The step of adapters written for 0.1.0; goes with the next release."""
+        warnings.warn(
+            f"{type(self).__name__} inherits adapt from AlignmentMethod; define it in the class "
+            "itself, as methods/paid.py does: the inherited one goes with the next release.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.adapt_in_chunks(images)
 
-    def one_pass(self, parts: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """Logits, and gradients with each part's own statistics; whether all were finite."""
-        divisor = self.hp.chunks if self.hp.faithful else len(parts)
-        scored, finite = [], True
-        for part in parts:
-            features, logits = self.passed(part)
-            scored.append(logits)
-            finite = finite and self.backward(
-                self.total(features) / divisor, guard=not self.hp.faithful
-            )
-        return torch.cat(scored), finite
+    # -- what a method's `adapt` is made of
 
-    def two_passes(self, parts: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """The same with the statistics of all parts together: exactly those of the whole batch.
+    def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features with gradient to the adapters, and logits without, of one forward pass.
 
-        The first pass gives the features and the loss's gradient to them, the second carries it
-        through the network part by part.
+        The features are [n, d], or of the places [n·h·w, d] of each aligned stage of a segmentor.
         """
-        with torch.no_grad():
-            first = [self.passed(part) for part in parts]
-        whole = [torch.cat(of_place) for of_place in zip(*(f for f, _ in first), strict=True)]
-        loss = self.total([features.requires_grad_() for features in whole])
-        upstream = torch.autograd.grad(loss, whole)
-        split = [
-            gradient.split([len(features[place]) for features, _ in first])
-            for place, gradient in enumerate(upstream)
-        ]
-        finite = True
-        for part, *gradients in zip(parts, *split, strict=True):
-            features, _ = self.passed(part)
-            carried = torch.stack(
-                [(f * g).sum() for f, g in zip(features, gradients, strict=True)]
-            ).sum()
-            finite = finite and self.backward(carried, guard=not self.hp.faithful)
-        self.loss = loss.detach()
-        return torch.cat([logits for _, logits in first]), finite
+        return self.aligned.features_and_logits(images)
 
-    def passed(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Features [n, d] with gradient to the adapters, and logits without, of one pass.
-
-        On segmentation features of the places [n·h·w, d] of each aligned stage.
-        """
-        if self.segments:
-            maps = self.model.feature_maps(images)
-            features = [self.model.rows(maps[int(stage) - 1]) for stage in self.hp.stages]
-            with torch.no_grad():
-                return features, self.model.decode(maps)
-        seen = self.model.features(images)
-        with torch.no_grad():
-            return [seen], self.model.head(seen)
-
-    def total(self, features: Sequence[Tensor]) -> Tensor:
-        """The sum of the alignment losses of all places."""
-        losses = [self.objective(of_place, place) for place, of_place in enumerate(features)]
+    def distance(self, features: Sequence[Tensor]) -> Tensor:
+        """‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂ of features, summed over the stages; a scalar."""
+        losses = [self.distance_of(*place) for place in enumerate(features)]
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
-    def objective(self, features: Tensor, place: int = 0) -> Tensor:
-        """The alignment loss of one part of the batch, of one stage where there are several."""
+    def distance_of(self, place: int, features: Tensor) -> Tensor:
+        """The distance of one stage's features [n, d]; `single_image` says what one image has."""
         source, running = self.sources[place], self.runnings[place]
         if running is not None and not self.hp.faithful:
             mean, std = running.follow(features)
@@ -283,3 +210,50 @@ class AlignmentMethod(Method):
                 return moment_distance(mean, std, source, self.hp.std_weight)
         single: Any = "nan" if self.hp.faithful else self.hp.single_image
         return alignment_loss(features, source, self.hp.std_weight, single=single)
+
+    def adapt_in_chunks(self, images: Tensor) -> Tensor:
+        """A step on a batch in `chunks`, whose gradients add up; logits from before it."""
+        chunks = images.chunk(self.hp.chunks)
+        with steady(self.model) if len(chunks) > 1 else contextlib.nullcontext():
+            whole = self.hp.two_pass and len(chunks) > 1
+            scored, finite = self.two_passes(chunks) if whole else self.one_pass(chunks)
+        if finite:
+            self.optimizer_step(guard=not self.hp.faithful)
+        return scored
+
+    def one_pass(self, chunks: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """Logits, and gradients with each chunk's own statistics; whether all were finite."""
+        divisor = self.hp.chunks if self.hp.faithful else len(chunks)
+        scored, finite = [], True
+        for chunk in chunks:
+            features, logits = self.features_and_logits(chunk)
+            scored.append(logits)
+            finite = finite and self.backward(
+                self.distance(features) / divisor, guard=not self.hp.faithful
+            )
+        return torch.cat(scored), finite
+
+    def two_passes(self, chunks: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """The same with the statistics of all chunks together: exactly those of the whole batch.
+
+        The first pass gives the features and the loss's gradient to them, the second carries it
+        through the network chunk by chunk.
+        """
+        with torch.no_grad():
+            first = [self.features_and_logits(chunk) for chunk in chunks]
+        whole = [torch.cat(of_place) for of_place in zip(*(f for f, _ in first), strict=True)]
+        loss = self.distance([features.requires_grad_() for features in whole])
+        upstream = torch.autograd.grad(loss, whole)
+        split = [
+            gradient.split([len(features[place]) for features, _ in first])
+            for place, gradient in enumerate(upstream)
+        ]
+        finite = True
+        for chunk, *gradients in zip(chunks, *split, strict=True):
+            features, _ = self.features_and_logits(chunk)
+            carried = torch.stack(
+                [(f * g).sum() for f, g in zip(features, gradients, strict=True)]
+            ).sum()
+            finite = finite and self.backward(carried, guard=not self.hp.faithful)
+        self.loss = loss.detach()
+        return torch.cat([logits for _, logits in first]), finite

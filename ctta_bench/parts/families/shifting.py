@@ -23,9 +23,9 @@ class ShiftHyperparameters(MethodHyperparameters):
 
 
 class ShiftMethod(Method):
-    """Scores shifted features; by itself it does nothing else.
+    """Scores shifted features.
 
-    Its hyper-parameters are `ShiftHyperparameters`.
+    A method defines `adapt`; its hyper-parameters are `ShiftHyperparameters`.
     """
 
     source_access = "unlabelled"
@@ -60,14 +60,6 @@ class ShiftMethod(Method):
         if self.all_blocks:
             return class_tokens(self.model, images)
         return self.model.features(images)[:, None]
-
-    def adapt(self, images: Tensor) -> Tensor:
-        """Logits of the shifted features; then the mean follows."""
-        with torch.no_grad():
-            features = self.seen(images)[:, -1]
-            logits = self.shifted(features)
-        self.follow(features)
-        return logits
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.method.updates import symmetric_cross_entropy
 from ctta_bench.parts.views.batch import light_view
@@ -35,9 +34,9 @@ class WeightedHyperparameters(OptimizerHyperparameters):
 
 
 class WeightedMethod(Method):
-    """Weighted self-training of all norm layers; a method says by `follow` how weights go back.
+    """Weighted self-training of all norm layers; how the weights go back is a method's own.
 
-    Its hyper-parameters are `WeightedHyperparameters`.
+    A method defines `adapt`; its hyper-parameters are `WeightedHyperparameters`.
     """
 
     search_space = {"lr": (1e-5, 1e-1), "prior": ["logits", "probabilities", "off"]}
@@ -59,28 +58,27 @@ class WeightedMethod(Method):
         self.full_batch = 0
         self.augment = light_view
 
-    def adapt(self, images: Tensor) -> Tensor:
-        """One step on the kept images; returns the corrected logits from before it."""
-        logits = self.model(images)
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Corrected logits."""
+        return self.corrected(self.model(images))
+
+    def learn(self, images: Tensor, logits: Tensor) -> bool:
+        """One step on the weighted images of a batch; False, and counted, if all are left out.
+
+        The average prediction then moves towards the batch's.
+        """
         entropy = softmax_entropy(logits)
         p = logits.detach().softmax(-1, dtype=entropy.dtype)
         weights = self.weights(p, entropy.detach())
         self.full_batch = max(self.full_batch, len(images))
         if not bool((weights > 0).any()):
             self.skip_update()
-        elif self.step(self.objective(images, logits, weights)):
-            self.average = (1 - FOLLOWING) * self.average + FOLLOWING * p.mean(0)
-            self.follow()
-        return self.corrected(logits.detach())
-
-    @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """Corrected logits."""
-        return self.corrected(self.model(images))
-
-    def follow(self) -> None:
-        """What becomes of the weights after a step; each method's own."""
-        raise MethodError(f"{type(self).__name__} defines no follow().")
+            return False
+        if not self.step(self.objective(images, logits, weights)):
+            return False
+        self.average = (1 - FOLLOWING) * self.average + FOLLOWING * p.mean(0)
+        return True
 
     def weights(self, p: Tensor, entropy: Tensor) -> Tensor:
         """Weights [n] in {0} and [1, e^(1/τ)] of probabilities p [n, classes] and entropies [n].

@@ -70,14 +70,30 @@ def kept_statistics(
     source: Any, facts: dict[str, Any], make: Callable[[], SourceStatistics], like: Tensor
 ) -> SourceStatistics:
     """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
+    return kept_for_places(source, facts, lambda: [make()], like)[0]
+
+
+def kept_for_places(
+    source: Any, facts: dict[str, Any], make: Callable[[], list[SourceStatistics]], like: Tensor
+) -> list[SourceStatistics]:
+    """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
 
     def made() -> dict[str, Tensor]:
         found = make()
-        return {"mean": found.mean, "std": found.std, "images": torch.tensor(found.images)}
+        tensors = {"images": torch.tensor(found[0].images)}
+        for number, of_place in enumerate(found):
+            name = str(number or "")
+            tensors |= {f"mean{name}": of_place.mean, f"std{name}": of_place.std}
+        return tensors
 
     found = source.once("statistics", facts, made)
-    mean, std = (found[what].to(like.device) for what in ("mean", "std"))
-    return SourceStatistics(mean, std, int(found["images"]))
+    images, places = int(found["images"]), sum(name.startswith("mean") for name in found)
+    return [
+        SourceStatistics(
+            found[f"mean{n}"].to(like.device), found[f"std{n}"].to(like.device), images
+        )
+        for n in ["", *map(str, range(1, places))]
+    ]
 
 
 @torch.no_grad()
