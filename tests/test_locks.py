@@ -5,8 +5,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ import pytest
 
 from ctta_bench.record import owner as locks
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.record.owner import BusyError, this_process
-from ctta_bench.record.schema import OWNER_FILE
+from ctta_bench.record.owner import BusyError, FileClock, is_held, seems_held, this_process
+from ctta_bench.record.progress import progress
+from ctta_bench.record.schema import CELL_FILE, OWNER_FILE
+from ctta_bench.record.status import status
+from tests.launch.conftest import CELL
 
 ELSEWHERE = {"host": "another-host", "pid": 1, "token": "theirs"}
 
@@ -173,6 +178,60 @@ def test_a_race_for_a_cell_has_one_winner(tmp_path: Path) -> None:
     for racer in racers:
         racer.communicate("end\n", timeout=30)
     assert told == ["lost\n"] * 3 + ["won\n"]
+
+
+@pytest.mark.parametrize("ours", [-600.0, 0.0, 600.0])
+@pytest.mark.parametrize("theirs", [-600.0, 0.0, 600.0])
+@pytest.mark.parametrize("lives", [True, False])
+def test_status_and_takeover_agree_whatever_the_clocks_of_two_hosts_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: float, theirs: float, lives: bool
+) -> None:
+    """The file has its time from the file system; what stands in it is by the owner's clock."""
+    folder = tmp_path / "trial" / "tent-toy"
+    folder.mkdir(parents=True)
+    silence, now = 0.0 if lives else 100.0, time.time()
+    owned_by(folder, ELSEWHERE | {"heartbeat": now - silence + theirs}, age=silence)
+    monkeypatch.setattr(time, "time", lambda: now + ours)
+    assert progress(folder, 10).state == ("running" if lives else "incomplete")
+    assert is_held(folder) == lives
+    with pytest.raises(BusyError) if lives else nullcontext(), RunFolder(folder).locked():
+        assert progress(folder, 10).state == "running"
+
+
+@pytest.mark.parametrize("age", [0.0, 100.0])
+def test_where_nothing_may_be_written_our_clock_is_the_best_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
+) -> None:
+    def read_only(**_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    owned_by(tmp_path, ELSEWHERE, age)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", read_only)
+    assert seems_held(tmp_path, FileClock(tmp_path)) == (not age)
+
+
+def test_the_clock_of_a_file_system_is_read_once_for_many_cells_and_only_if_it_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    real = tempfile.NamedTemporaryFile
+
+    def counted(**options: Any) -> Any:
+        read.append(options["dir"])
+        return real(**options)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", counted)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        values = {"name": name, "experiment": "trial", "seed": 0, "digest": "0" * 64}
+        (tmp_path / name / CELL_FILE).write_text(CELL.format(**values))
+        owned_by(tmp_path / name, this_process(), age=1e6)
+    assert [row.state for row in status(tmp_path)] == ["running"] * 3
+    assert read == []
+    for name in "abc":
+        owned_by(tmp_path / name, ELSEWHERE)
+    assert [row.state for row in status(tmp_path)] == ["running"] * 3
+    assert read == [tmp_path]
 
 
 def test_an_owner_says_where_it_runs() -> None:

@@ -14,7 +14,6 @@ import yaml
 from safetensors.torch import load_file
 
 from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.read.status import status
 from ctta_bench.analysis.table.notes import footnotes
 from ctta_bench.analysis.table.rows import rows
 from ctta_bench.config.cell import Cell, CellRequest, resolve
@@ -23,6 +22,7 @@ from ctta_bench.errors import DataError, RunError
 from ctta_bench.launch.running import run_grid
 from ctta_bench.launch.steps import schedule
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.status import status
 from ctta_bench.registry import METHODS
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger

@@ -15,12 +15,12 @@ from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas, sav
 from ctta_bench.analysis.figure.palette import colours_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.confusion import read_segmented
-from ctta_bench.analysis.read.folders import UnusableCellError
 from ctta_bench.analysis.read.predictions import read_arrays
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.table import safe_name
 from ctta_bench.analysis.tables.classes import classes_of
+from ctta_bench.record.read import UnusableCellError
 
 FILE = "pictures.npz"
 MAX_PANELS = 12  # of a frame: image, ground truth and ten rows of the table

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.analysis.read.folders import (
+from ctta_bench.analysis.read.measure import metric_of_task
+from ctta_bench.analysis.read.recount import Result, read_result
+from ctta_bench.record.progress import progress
+from ctta_bench.record.read import (
     UnusableCellError,
     parse_json,
-    progress,
     read_bytes,
     read_cell,
     wrong_content,
 )
-from ctta_bench.analysis.read.measure import metric_of_task
-from ctta_bench.analysis.read.recount import Result, read_result
 
 # fmt: off
 VERSION_COLUMNS = [

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_folder
-from ctta_bench.analysis.read.folders import find_cells
 from ctta_bench.record.bulk import uncollected
+from ctta_bench.record.find import find_cells
 
 # fmt: off
 RESULT_COLUMNS = [

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.read.folders import UnusableCellError
 from ctta_bench.analysis.read.predictions import read_predictions
+from ctta_bench.record.read import UnusableCellError
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ctta_bench.analysis.read.confusion import SegmentedImages, read_segmented
-from ctta_bench.analysis.read.folders import UnusableCellError
 from ctta_bench.analysis.read.measure import CLASS_PREFIX
 from ctta_bench.analysis.read.predictions import read_predictions
+from ctta_bench.record.read import UnusableCellError
 
 COLLAPSE_SHARE = 0.9  # of the predictions in one class
 DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided predictions are right

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ctta_bench.analysis.read.folders import UnusableCellError
+from ctta_bench.record.read import UnusableCellError
 
 CLASS_PREFIX = "iou/"  # of the metric of one class: `iou/road`
 

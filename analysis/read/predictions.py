@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.read.folders import UnusableCellError, read_bytes
+from ctta_bench.record.read import UnusableCellError, read_bytes
 
 # What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
 # an unknown compression, RuntimeError; a flipped shape as too much memory).

@@ -12,13 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ctta_bench.analysis.read.counting import Count, Key, count_errors, count_pixels
-from ctta_bench.analysis.read.folders import (
-    UnusableCellError,
-    check_schema,
-    read_json,
-    wrong_content,
-)
 from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.record.read import UnusableCellError, check_schema, read_json, wrong_content
 
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 _NOT_VALUES = {"domain", "n", "errors", "pixels"}

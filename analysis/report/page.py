@@ -14,9 +14,9 @@ from markupsafe import Markup, escape
 
 from ctta_bench.analysis.figure.curves import window_text
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.folders import STATES
 from ctta_bench.analysis.table.rows import row_labels, rows
 from ctta_bench.analysis.table.table import Table
+from ctta_bench.record.progress import STATES
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 2000  # of a curve that is drawn in the browser

@@ -20,7 +20,6 @@ from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
 from ctta_bench.analysis.paper.printed import PAPER, paper_table, with_paper
 from ctta_bench.analysis.paper.radar import settings_figure
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.read.folders import is_report
 from ctta_bench.analysis.report.kept_models import DrawAttention, looks
 from ctta_bench.analysis.report.page import (
     DescribeMethods,
@@ -46,6 +45,7 @@ from ctta_bench.analysis.tables.ranks import all_ranks, rank_figure, rank_table
 from ctta_bench.analysis.tables.severities import severity_tables
 from ctta_bench.analysis.tables.stability import stability_table
 from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.record.find import is_report
 
 
 @dataclass(frozen=True)

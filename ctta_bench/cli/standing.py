@@ -156,7 +156,7 @@ def merge(
     Example: `ctta-bench merge runs/table runs-of-cluster-b/table`
     """
     as_json = check_format(format)
-    from ctta_bench.launch.merging import compare, merge_into
+    from ctta_bench.record.merging import compare, merge_into
 
     merged = compare(target, other) if dry_run else merge_into(target, other)
     values: dict[str, Any] = {key: list(map(str, value)) for key, value in asdict(merged).items()}

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.analysis.read.status import StatusRow, status
 from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.launch.scheduler import JobState, job_states
 from ctta_bench.record.bulk import uncollected
 from ctta_bench.record.owner import is_dead
+from ctta_bench.record.status import StatusRow, status
 
 STATES = (
     "running",

@@ -30,12 +30,12 @@ from ctta_bench.analysis.kept_models.stored import (
 )
 from ctta_bench.analysis.paper.components import SEMANTIC, named
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.read.folders import read_cell
 from ctta_bench.analysis.table.notes import table_name
 from ctta_bench.analysis.table.rows import SOURCE
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
 from ctta_bench.record.folder import check_writable
+from ctta_bench.record.read import read_cell
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import CLEAN, Benchmark, as_input

@@ -2,4 +2,5 @@
 
 from ctta_bench.names import late
 
-__getattr__ = late(__name__, "folder")  # the names of 0.1.0
+# What 0.1.0 offered as `record` and `analysis.folders`.
+__getattr__ = late(__name__, "folder", "read", "find")

@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def _process_table() -> str:
         return ""
 
 
-def is_dead(owner: dict[str, Any]) -> bool | None:
+def is_dead(owner: Mapping[str, Any]) -> bool | None:
     """Whether a process has ended; None where this host cannot know."""
     if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
         return None
@@ -81,7 +83,7 @@ def is_dead(owner: dict[str, Any]) -> bool | None:
     return born != owner["born"] if owner.get("born") else None
 
 
-def describe(owner: dict[str, Any]) -> str:
+def describe(owner: Mapping[str, Any]) -> str:
     """`process 12 on node1 (job 7_0)`, as far as it is known."""
     if "pid" not in owner:
         return "another process"
@@ -100,27 +102,67 @@ def read_owner(file: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else {}
 
 
-def age_of(file: Path) -> float:
-    """Seconds since a file was written, by the clock of its file system; 0 if it is gone."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".clock") as now:
-            now.write(b".")
-            now.flush()
-            return os.fstat(now.fileno()).st_mtime - file.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+class FileClock:
+    """The clock of a folder's file system, read at most once; ours where we may not write.
+
+    The signs of life of a cell are compared with this clock alone: hosts' clocks differ.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def _ahead(self) -> float:
+        """Of the clock that cannot jump, in seconds."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".clock") as file:
+                file.write(b".")
+                file.flush()
+                return os.fstat(file.fileno()).st_mtime - time.monotonic()
+        except OSError:
+            return time.time() - time.monotonic()
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._ahead + time.monotonic()
+
+    def age_of(self, file: Path) -> float:
+        """Seconds since a file was written; 0 if it is gone."""
+        try:
+            return self.now - file.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
 
-def is_abandoned(file: Path, owner: dict[str, Any]) -> bool:
+def is_silent(file: Path, clock: FileClock) -> bool | None:
+    """Whether an owner's file has not been renewed for long; None where its time is no help.
+
+    That of a file from the future, as after a clock that jumped.
+    """
+    age = clock.age_of(file)
+    return None if age <= -STALE_SECONDS else age >= STALE_SECONDS
+
+
+def seems_held(cell: Path, clock: FileClock) -> bool:
+    """Whether a living process has the cell of a folder, by one look: that of `status`.
+
+    It differs from `is_held` only for a file system whose clock jumps: there it takes time to tell.
+    """
+    file = cell / OWNER_FILE
+    owner = read_owner(file)
+    dead = None if owner is None else is_dead(owner)
+    return owner is not None and not (is_silent(file, clock) if dead is None else dead)
+
+
+def is_abandoned(file: Path, owner: Mapping[str, Any]) -> bool:
     """Whether the owner of a file lives no more; watches a file that looks old."""
     dead = is_dead(owner)
     if dead is not None:
         return dead
-    age = age_of(file)
-    if 0 <= age < STALE_SECONDS:
-        return False
-    # A file from the future tells nothing but whether it changes.
-    return _is_still(file, WATCH_SECONDS if age > 0 else STALE_SECONDS)
+    silent = is_silent(file, FileClock(file.parent))
+    # A file from the future has to miss as many heartbeats as make one old.
+    return silent is not False and _is_still(file, WATCH_SECONDS if silent else STALE_SECONDS)
 
 
 def is_held(cell: Path) -> bool:

@@ -7,8 +7,8 @@ import yaml
 
 from ctta_bench.analysis.read.cells import normalisation_text
 from ctta_bench.analysis.read.collect import RESULT_COLUMNS, batches, load
-from ctta_bench.analysis.read.folders import read_cell
 from ctta_bench.errors import RunError
+from ctta_bench.record.read import read_cell
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
 

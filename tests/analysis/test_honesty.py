@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from ctta_bench.analysis.figure import plots
 from ctta_bench.analysis.read.collect import batches, load
-from ctta_bench.analysis.read.folders import SCHEMA_VERSION
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.main import main_table
 from ctta_bench.analysis.tables.severities import severity_tables
 from ctta_bench.cli import app
+from ctta_bench.record.schema import SCHEMA_VERSION
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
 

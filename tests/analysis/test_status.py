@@ -1,19 +1,22 @@
-import json
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
-from ctta_bench.analysis.read.status import status
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import OWNER_FILE
+from ctta_bench.record.status import status
 
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
 
 
-def lock(folder, age):
-    content = {"host": "node1", "pid": 1, "heartbeat": time.time() - age}
-    (folder / "cell.lock.json").write_text(json.dumps(content))
+def lock(folder, age, content='{"host": "node1", "pid": 1}'):
+    """An owner on another host, whose last sign of life is so many seconds old."""
+    file = folder / OWNER_FILE
+    file.write_text(content)
+    os.utime(file, (time.time() - age,) * 2)
 
 
 def test_a_finished_cell_is_done(cell, runs_dir):
@@ -36,9 +39,11 @@ def test_an_old_heartbeat_means_incomplete(cell, runs_dir):
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"heartbeat": null}', "[]"])
-def test_an_unreadable_lock_does_not_mean_running(cell, runs_dir, content):
-    (cell("tent", RATES, unfinished=True) / "cell.lock.json").write_text(content)
-    assert status(runs_dir)[0].state == "incomplete"
+@pytest.mark.parametrize(("age", "state"), [(5, "running"), (61, "incomplete")])
+def test_the_file_of_an_owner_counts_whatever_it_holds(cell, runs_dir, content, age, state):
+    """It is empty for a moment when a run begins."""
+    lock(cell("tent", RATES, unfinished=True), age, content)
+    assert status(runs_dir)[0].state == state
 
 
 def test_a_failed_cell_tells_its_reason(cell, runs_dir):
@@ -83,10 +88,13 @@ def test_a_missing_directory_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("status", {"pandas", "matplotlib", "torch"}), ("report", {"torch", "timm", "mmengine"})],
+    [
+        ("record.status", {"pandas", "matplotlib", "torch"}),
+        ("analysis.report.write", {"torch", "timm", "mmengine"}),
+    ],
 )
 def test_what_is_not_needed_is_not_imported(module, heavy):
-    code = f"import sys, ctta_bench.analysis.{module}; print({heavy} & set(sys.modules))"
+    code = f"import sys, ctta_bench.{module}; print({heavy} & set(sys.modules))"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

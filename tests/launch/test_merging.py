@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctta_bench.errors import RunError
-from ctta_bench.launch.merging import compare, merge_into
+from ctta_bench.record.merging import compare, merge_into
 from ctta_bench.record.owner import this_process
 from ctta_bench.record.schema import OWNER_FILE
 from tests.launch.conftest import RESULT, Make

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from ctta_bench.errors import RunError
-from ctta_bench.record.folder import read_record
 from ctta_bench.record.owner import is_held
+from ctta_bench.record.read import read_record
 from ctta_bench.record.schema import (
     CELL_FILE,
     OWNER_FILES,

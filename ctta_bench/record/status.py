@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ctta_bench.analysis.read.folders import (
-    YAML_LOADER,
-    UnusableCellError,
-    attempts,
-    find_cells,
-    progress,
-    remaining_seconds,
-)
+from ctta_bench.record.find import find_cells
+from ctta_bench.record.owner import FileClock
+from ctta_bench.record.progress import attempts, progress, remaining_seconds
+from ctta_bench.record.read import YAML_LOADER, UnusableCellError
+from ctta_bench.record.schema import CELL_FILE
 
 
 class StatusRow(NamedTuple):
@@ -52,15 +49,16 @@ def status(directory: Path) -> list[StatusRow]:
     that none is overlooked. Raises RunError if the directory does not exist.
     """
     cells, strays = find_cells(directory)
-    rows = [_row(folder) for folder in cells]
+    clock = FileClock(directory)
+    rows = [_row(folder, clock) for folder in cells]
     rows += [_unknown(folder, reason) for folder, reason in strays]
     return sorted(rows, key=lambda row: (row.experiment, row.cell))
 
 
-def _row(folder: Path) -> StatusRow:
+def _row(folder: Path, clock: FileClock) -> StatusRow:
     try:
         cell = _known(folder)
-        state = progress(folder, cell.total)
+        state = progress(folder, cell.total, clock)
         attempt, signal = (1, "") if state.first else attempts(folder)
         return StatusRow(
             experiment=cell.experiment or folder.parent.name,
@@ -97,10 +95,10 @@ def _known(folder: Path) -> _Known:
     A file that is not laid out as our own writer does it is parsed.
     """
     try:
-        with FileIO(f"{folder}/cell.yaml") as file:  # thousands are read
+        with FileIO(f"{folder}/{CELL_FILE}") as file:  # thousands are read
             text = file.readall().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
+        raise UnusableCellError(f"{CELL_FILE} cannot be read ({type(error).__name__})") from error
     experiment, method, benchmark, seed, total = _plain_values(text)
     if experiment and method and benchmark and seed.isdigit() and text.endswith("\n"):
         return _Known(experiment, method, benchmark, int(seed), _number(total))
@@ -138,7 +136,7 @@ def _parsed(cell: dict[str, Any]) -> _Known:
             _number(cell.get("num_batches")),
         )
     except (KeyError, TypeError, AttributeError):
-        raise UnusableCellError("half-written: cell.yaml is empty or cut") from None
+        raise UnusableCellError(f"half-written: {CELL_FILE} is empty or cut") from None
 
 
 def _unknown(folder: Path, reason: str) -> StatusRow:
@@ -163,9 +161,9 @@ def _texts(text: str) -> dict[str, Any]:
         next(events, None)  # the start of the document
         cell = _value(events, next(events, None))
     except yaml.YAMLError as error:
-        raise UnusableCellError(f"cell.yaml cannot be read ({type(error).__name__})") from error
+        raise UnusableCellError(f"{CELL_FILE} cannot be read ({type(error).__name__})") from error
     if not isinstance(cell, dict):
-        raise UnusableCellError("half-written: cell.yaml is empty or cut")
+        raise UnusableCellError(f"half-written: {CELL_FILE} is empty or cut")
     return cell
 
 
