@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ctta_bench.record.schema import CELL_FILE, LOCK_FILE, PREDICTIONS_FILE, RESULT_FILE
+
 WHOLE = 100_000
 # What each step may take for so many cells: seconds of the processor, GB of memory.
 LIMITS = {"expand": (None, 4.0), "plan": (None, 4.0), "status": (5.0, 4.0), "collect": (30.0, 4.0)}
@@ -37,19 +39,19 @@ def lay(cells: int, runs: Path) -> None:
     cell = resolve(CellRequest(method="tent", benchmark="fashion_c", set=settings))
     first = runs.parent / "one" / cell.id
     run_cell(cell, RunFolder(first))
-    record, result = ((first / name).read_text() for name in ("cell.yaml", "result.json"))
-    linked = [f for f in first.iterdir() if f.name not in ("cell.yaml", "result.json", ".lock")]
+    record, result = ((first / name).read_text() for name in (CELL_FILE, RESULT_FILE))
+    linked = [f for f in first.iterdir() if f.name not in (CELL_FILE, RESULT_FILE, LOCK_FILE)]
     for seed in range(cells):
         name = f"tent-fashion_c-fashion_vit-seed{seed}-{seed:08x}"
         folder = runs / name
         folder.mkdir(parents=True)
         text = record.replace(cell.id, name).replace("\nseed: 0\n", f"\nseed: {seed}\n")
-        (folder / "cell.yaml").write_text(text)
+        (folder / CELL_FILE).write_text(text)
         done = bool(seed % 10)
-        for file in linked if done else [f for f in linked if f.name != "predictions.npz"]:
+        for file in linked if done else [f for f in linked if f.name != PREDICTIONS_FILE]:
             _link(file, folder / file.name, seed)
         if done:
-            (folder / "result.json").write_text(result.replace(cell.id, name))
+            (folder / RESULT_FILE).write_text(result.replace(cell.id, name))
 
 
 def _link(file: Path, place: Path, seed: int) -> None:

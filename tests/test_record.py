@@ -1,13 +1,16 @@
 """Files that are whole or not there, locks, and names."""
 
+import ast
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ctta_bench.errors import RunError
+from ctta_bench.record import schema
 from ctta_bench.record.folder import RunFolder, atomic, check_writable, write_json
 from ctta_bench.record.schema import ADDED, NAMES, WARM_UP, identity, same_start
 
@@ -111,3 +114,42 @@ def test_a_cell_of_another_experiment_is_the_same_cell(tmp_path: Path) -> None:
     folder.check_configuration(RECORD | {"experiment": "second"})
     with pytest.raises(RunError, match=r"another configuration \(seed differs\)"):
         folder.check_configuration(RECORD | {"seed": 1})
+
+
+NAMES_OF_FILES = {value for name, value in vars(schema).items() if name.endswith("_FILE")}
+# A `.lock` may be that of a folder of images, too.
+NAME = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, NAMES_OF_FILES - {'.lock'}))})(?!\w)")
+ROOT = Path(__file__).parents[1]
+
+
+def spelled(source: str) -> set[str]:
+    """The names of files that the strings of a source hold, docstrings apart."""
+    if not NAME.search(source):
+        return set()
+    tree = ast.parse(source)
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        str(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in told
+    ]
+    return {found for text in texts for found in NAME.findall(text)}
+
+
+def test_no_other_module_spells_the_name_of_a_file() -> None:
+    folders = ("ctta_bench", "analysis", "methods", "datasets", "experiments", "scripts")
+    files = {file.resolve() for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    names = {str(file.relative_to(ROOT)): spelled(file.read_text("utf-8")) for file in files}
+    spellers = {name for name, found in names.items() if found}
+    assert spellers == {"ctta_bench/record/schema.py"}
+    assert names["ctta_bench/record/schema.py"] == NAMES_OF_FILES - {".lock"}
+
+
+def test_the_names_of_files_are_those_of_version_0_1_0() -> None:
+    """Folders of the last release are still read."""
+    assert {
+        *("cell.yaml", "batches.jsonl", "predictions.npz", "pictures.npz", "result.json"),
+        *("env.json", "state.pt", "state.previous.pt", "warmup.safetensors", "failed.json"),
+        *("attempts.json", "log.txt", ".lock", "cell.lock.json", "index.html", "results.csv"),
+    } == NAMES_OF_FILES
+    assert (schema.SCHEMA_VERSION, schema.MODELS_FOLDER) == (1, "models")

@@ -8,6 +8,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs, batches
 from ctta_bench.analysis.table.rows import Row, metric_of
+from ctta_bench.record.schema import BATCHES_FILE
 
 MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
 MAX_WINDOW = 50  # batches
@@ -32,7 +33,7 @@ def has_all_batches(row: Row, runs: Runs) -> bool:
     of = metric_of(runs).of
     images = runs.domains.groupby("cell")["n"].sum().to_dict()
     return all(
-        (Path(path) / "batches.jsonl").is_file() and _num_images(path, of) == images.get(cell)
+        (Path(path) / BATCHES_FILE).is_file() and _num_images(path, of) == images.get(cell)
         for path, cell in zip(row.finished["path"], row.finished["cell"], strict=True)
     )
 

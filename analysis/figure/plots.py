@@ -16,6 +16,7 @@ from ctta_bench.analysis.figure.curves import MAX_BANDS, curves, has_all_batches
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, short_names, source_row
+from ctta_bench.record.schema import BATCHES_FILE
 
 SOURCE_COLOUR = "#555555"
 # Okabe & Ito's palette without black and yellow, in an order of alternating lightness.
@@ -85,7 +86,7 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
             axes.plot([], [], label="reset", **_RING, mec="black")
         for row in finished:
             if row not in found:
-                axes.plot([], [], ls="", label=f"{row.label}: batches.jsonl cut")
+                axes.plot([], [], ls="", label=f"{row.label}: {BATCHES_FILE} cut")
         canvas.legend(
             figure,
             handlelength=3.5,

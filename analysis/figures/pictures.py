@@ -21,8 +21,8 @@ from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.table import safe_name
 from ctta_bench.analysis.tables.classes import classes_of
 from ctta_bench.record.read import UnusableCellError
+from ctta_bench.record.schema import PICTURES_FILE
 
-FILE = "pictures.npz"
 MAX_PANELS = 12  # of a frame: image, ground truth and ten rows of the table
 WIDTHS = (4, 5, 6, 3)  # panels beside each other, the earlier the better
 PANEL = 3.0  # inches
@@ -96,7 +96,7 @@ def _kept(runs: Runs) -> Iterator[_Kept]:
         folder = Path(str(row.finished["path"].iloc[0]))
         try:
             image, label, prediction, domain, index = read_arrays(
-                folder, FILE, "image", "label", "prediction", "domain", "index"
+                folder, PICTURES_FILE, "image", "label", "prediction", "domain", "index"
             )
             images = read_segmented(folder)
         except UnusableCellError:

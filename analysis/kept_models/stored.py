@@ -16,6 +16,7 @@ import pandas as pd
 from safetensors import SafetensorError, safe_open
 
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import MODELS_FOLDER
 
 Array = npt.NDArray[np.floating]
 LAST = "last"
@@ -37,7 +38,7 @@ class KeptModel:
 def kept_models(cell_folder: Path) -> list[KeptModel]:
     """The models that a cell kept, in the order of its stream; [] if it kept none."""
     found = []
-    for file in (cell_folder / "models").glob("*.safetensors"):
+    for file in (cell_folder / MODELS_FOLDER).glob("*.safetensors"):
         if file.stem == LAST:
             found.append(KeptModel(file, -1, LAST))
         elif match := _VISIT.fullmatch(file.stem):

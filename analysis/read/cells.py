@@ -18,6 +18,7 @@ from ctta_bench.record.read import (
     read_cell,
     wrong_content,
 )
+from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, WARM_UP
 
 # fmt: off
 VERSION_COLUMNS = [
@@ -30,7 +31,6 @@ _NAMED_SETTINGS = {  # these have columns of their own
 }
 # fmt: on
 _MOST = 1024  # remembered at once
-WARM_UP = "warm-up"  # the kind of a folder that holds no stream
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
     try:
         return _configuration(folder, cell) | _environment(folder)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise wrong_content("cell.yaml", error) from error
+        raise wrong_content(CELL_FILE, error) from error
 
 
 def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
@@ -170,15 +170,15 @@ def _start(cell: Mapping[str, Any]) -> str:
 
 def _environment(folder: Path) -> dict[str, Any]:
     try:
-        return _versions(read_bytes(folder, "env.json"))
+        return _versions(read_bytes(folder, ENVIRONMENT_FILE))
     except FileNotFoundError:
         return _versions(b"{}")
     except OSError as error:
-        raise UnusableCellError("corrupted: env.json is not valid JSON") from error
+        raise UnusableCellError(f"corrupted: {ENVIRONMENT_FILE} is not valid JSON") from error
 
 
 @functools.lru_cache(maxsize=256)
 def _versions(content: bytes) -> dict[str, Any]:
     """What env.json says, of which the cells of a launch have the same; not to be changed."""
-    env = parse_json("env.json", content)
+    env = parse_json(ENVIRONMENT_FILE, content)
     return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}

@@ -22,6 +22,7 @@ import pandas as pd
 from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_folder
 from ctta_bench.record.bulk import uncollected
 from ctta_bench.record.find import find_cells
+from ctta_bench.record.schema import BATCHES_FILE, BatchLine
 
 # fmt: off
 RESULT_COLUMNS = [
@@ -46,7 +47,6 @@ _MISSING = dict.fromkeys(CELL_COLUMNS)
 _OF_CELL = 10  # of RESULT_COLUMNS, those that all results of a cell have in common
 _FEWEST = 500  # folders for a process: to start it takes as long as to read so many
 _AT_ONCE = 500  # folders handed to a process at most: by fewer it waits for this one
-_BATCH_KEYS = {"batch", "round", "domain", "n", "errors"}
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ def batches(cell_path: Path | str) -> pd.DataFrame:
     A batch that was run twice (a resume after a crash) counts as it was run last.
     """
     rows: dict[int, dict[str, Any]] = {}
-    for line in (Path(cell_path) / "batches.jsonl").read_bytes().split(b"\n"):
+    for line in (Path(cell_path) / BATCHES_FILE).read_bytes().split(b"\n"):
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and row.keys() >= _BATCH_KEYS:
+        if isinstance(row, dict) and row.keys() >= BatchLine.__required_keys__:
             rows[row["batch"]] = row
     frame: pd.DataFrame = pd.DataFrame([rows[number] for number in sorted(rows)])
     return frame

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ctta_bench.analysis.read.predictions import read_predictions
 from ctta_bench.record.read import UnusableCellError
+from ctta_bench.record.schema import PREDICTIONS_FILE
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,7 +89,7 @@ def read_segmented(folder: Path) -> SegmentedImages:
     )
     if confusion.shape[2] != confusion.shape[1] + 1:
         raise UnusableCellError(
-            "corrupted: predictions.npz holds no confusion matrices of K rows and K + 1 columns"
+            f"corrupted: {PREDICTIONS_FILE} holds no confusion matrices of K rows and K + 1 columns"
         )
     return SegmentedImages(tallies(confusion), index, domain, round_)
 

@@ -11,6 +11,7 @@ from ctta_bench.analysis.read.confusion import SegmentedImages, read_segmented
 from ctta_bench.analysis.read.measure import CLASS_PREFIX
 from ctta_bench.analysis.read.predictions import read_predictions
 from ctta_bench.record.read import UnusableCellError
+from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE, RESULT_FILE
 
 COLLAPSE_SHARE = 0.9  # of the predictions in one class
 DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided predictions are right
@@ -99,8 +100,8 @@ def count_pixels(
     classes = [str(name) for name in result["classes"]]
     if images.tallies.hits.shape[1] != len(classes):
         raise UnusableCellError(
-            f"contradictory: predictions.npz has {images.tallies.hits.shape[1]} classes, "
-            f"result.json {len(classes)}"
+            f"contradictory: {PREDICTIONS_FILE} has {images.tallies.hits.shape[1]} classes, "
+            f"{RESULT_FILE} {len(classes)}"
         )
     counts = {}
     for step, position, name in _visits(images.round, images.domain, domains):
@@ -131,7 +132,9 @@ def _visits(
 
 def _check_domains(domain: npt.NDArray[Any], domains: Sequence[str]) -> None:
     if len(domain) and not 0 <= domain.min() <= domain.max() < len(domains):
-        raise UnusableCellError("contradictory: predictions.npz has domains that cell.yaml lacks")
+        raise UnusableCellError(
+            f"contradictory: {PREDICTIONS_FILE} has domains that {CELL_FILE} lacks"
+        )
 
 
 def _is_collapsed(predicted: npt.NDArray[Any], labelled: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctta_bench.record.read import UnusableCellError
+from ctta_bench.record.schema import CELL_FILE, RESULT_FILE
 
 CLASS_PREFIX = "iou/"  # of the metric of one class: `iou/road`
 
@@ -69,7 +70,7 @@ def metric_named(name: str) -> Metric:
     """The metric with this name in result.json; UnusableCellError for one that is not known."""
     if name not in METRICS:
         raise UnusableCellError(
-            f"newer: result.json has the metric {name!r}; this ctta-bench knows "
+            f"newer: {RESULT_FILE} has the metric {name!r}; this ctta-bench knows "
             f"{', '.join(METRICS)}"
         )
     return METRICS[name]
@@ -80,7 +81,7 @@ def metric_of_task(benchmark: Mapping[str, object]) -> str:
     task = str(benchmark.get("task", "classification"))
     if task not in METRIC_OF_TASK:
         raise UnusableCellError(
-            f"newer: cell.yaml has the task {task!r}; this ctta-bench knows "
+            f"newer: {CELL_FILE} has the task {task!r}; this ctta-bench knows "
             f"{', '.join(METRIC_OF_TASK)}"
         )
     return METRIC_OF_TASK[task]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctta_bench.record.read import UnusableCellError, read_bytes
+from ctta_bench.record.schema import PREDICTIONS_FILE
 
 # What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
 # an unknown compression, RuntimeError; a flipped shape as too much memory).
@@ -36,10 +37,10 @@ _AXES = {"confusion": 3}  # of the others one
 
 def read_predictions(folder: Path, *names: str) -> list[npt.NDArray[Any]]:
     """The named arrays of predictions.npz, equally long, or UnusableCellError."""
-    arrays = read_arrays(folder, "predictions.npz", *names)
+    arrays = read_arrays(folder, PREDICTIONS_FILE, *names)
     wanted = [_AXES.get(name, 1) for name in names]
     if [a.ndim for a in arrays] != wanted or len({len(a) for a in arrays}) != 1:
-        raise UnusableCellError("corrupted: the arrays of predictions.npz differ in length")
+        raise UnusableCellError(f"corrupted: the arrays of {PREDICTIONS_FILE} differ in length")
     return arrays
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ctta_bench.analysis.read.counting import Count, Key, count_errors, count_pixels
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.record.read import UnusableCellError, check_schema, read_json, wrong_content
+from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE, RESULT_FILE
 
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 _NOT_VALUES = {"domain", "n", "errors", "pixels"}
@@ -46,8 +47,8 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
     UnusableCellError with the reason if a file is cut, damaged, of a newer schema, of another cell
     or model, or disagrees with the others.
     """
-    result = read_json(folder, "result.json")
-    check_schema("result.json", result)
+    result = read_json(folder, RESULT_FILE)
+    check_schema(RESULT_FILE, result)
     try:
         _check_identity(result, cell)
         metric = metric_named(result["metric"])
@@ -71,7 +72,7 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
             values=np.array([*values.values()], float),
         )
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
-        raise wrong_content("result.json", error) from error
+        raise wrong_content(RESULT_FILE, error) from error
 
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
@@ -86,16 +87,16 @@ def _facts(result: dict[str, Any]) -> dict[str, Any]:
 def _check_identity(result: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
     if result["cell"] != cell["cell"]:
         raise UnusableCellError(
-            f"contradictory: result.json is of cell {result['cell']}, not of this folder"
+            f"contradictory: {RESULT_FILE} is of cell {result['cell']}, not of this folder"
         )
     if result.get("model_sha256", cell["model_sha256"]) != cell["model_sha256"]:
         raise UnusableCellError(
-            "contradictory: result.json was made with other weights than cell.yaml names"
+            f"contradictory: {RESULT_FILE} was made with other weights than {CELL_FILE} names"
         )
     if metric_named(result["metric"]).name != cell["metric"]:
         raise UnusableCellError(
-            f"contradictory: result.json is in {result['metric']}, the benchmark of cell.yaml is "
-            f"scored by {cell['metric']}"
+            f"contradictory: {RESULT_FILE} is in {result['metric']}, the benchmark of {CELL_FILE} "
+            f"is scored by {cell['metric']}"
         )
 
 
@@ -117,7 +118,7 @@ def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, C
         if one != other:
             raise UnusableCellError(
                 f"contradictory: round {key[0]}, {key[1]}: {one[0]} {name} in {one[1]} images by "
-                f"result.json, {other[0]} in {other[1]} by predictions.npz"
+                f"{RESULT_FILE}, {other[0]} in {other[1]} by {PREDICTIONS_FILE}"
             )
 
 
@@ -130,7 +131,7 @@ def _check_values(
             continue
         if said is None or counted is None or not abs(said - counted) <= _ROUNDING:
             raise UnusableCellError(
-                f"contradictory: round {key[0]}, {key[1]}: result.json gives "
+                f"contradictory: round {key[0]}, {key[1]}: {RESULT_FILE} gives "
                 f"{_article(metric)} {metric} of {said} %, its counts give {_two(counted)} %"
             )
 
@@ -152,7 +153,7 @@ def _check_mean(result: dict[str, Any]) -> None:
         return
     if mean is None or said is None or not abs(mean - said) <= _ROUNDING:
         raise UnusableCellError(
-            f"contradictory: result.json gives a mean of {said}, its domains {_two(mean)}"
+            f"contradictory: {RESULT_FILE} gives a mean of {said}, its domains {_two(mean)}"
         )
 
 

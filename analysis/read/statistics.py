@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ctta_bench.analysis.read.confusion import SegmentedImages, read_segmented
 from ctta_bench.analysis.read.predictions import read_predictions
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import PREDICTIONS_FILE
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000
@@ -117,7 +118,7 @@ def _resampled_means(difference: Floats, resamples: int, generator: np.random.Ge
 
 def _image_errors(runs: Sequence[Path | str]) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
     """Per domain: the image numbers, sorted, and the share of wrong answers to each image."""
-    files = [Path(run) / "predictions.npz" for run in runs]
+    files = [Path(run) / PREDICTIONS_FILE for run in runs]
     return _read_image_errors(
         tuple(map(Path, runs)), tuple(f.stat().st_mtime_ns for f in files if f.exists())
     )

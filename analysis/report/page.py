@@ -17,6 +17,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.rows import row_labels, rows
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
+from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, LOG_FILE
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 2000  # of a curve that is drawn in the browser
@@ -155,12 +156,12 @@ def cell_pages(group: Runs) -> list[dict[str, Any]]:
 def _files(folder: Path) -> list[tuple[str, str]]:
     """Configuration, environment and the end of the log, those that are there."""
     found = []
-    for name, what in (("cell.yaml", "configuration"), ("env.json", "environment")):
+    for name, what in ((CELL_FILE, "configuration"), (ENVIRONMENT_FILE, "environment")):
         if (folder / name).is_file():
             found.append((f"{what} ({name})", (folder / name).read_text("utf-8", "replace")))
-    if (log := folder / "log.txt").is_file():
+    if (log := folder / LOG_FILE).is_file():
         lines = log.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
-        found.append((f"last {len(lines)} lines of log.txt", "\n".join(lines)))
+        found.append((f"last {len(lines)} lines of {LOG_FILE}", "\n".join(lines)))
     return found
 
 

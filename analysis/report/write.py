@@ -46,6 +46,7 @@ from ctta_bench.analysis.tables.severities import severity_tables
 from ctta_bench.analysis.tables.stability import stability_table
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.record.find import is_report
+from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,14 @@ def write_report(
             sections.append(measured_section(measured, draft))
             main_tables = main_tables or sections[-1].tables
         runs.results.to_csv(
-            draft / "results.csv", index=False, float_format="%.10g", lineterminator="\n"
+            draft / RESULTS_TABLE_FILE, index=False, float_format="%.10g", lineterminator="\n"
         )
         names = sorted(runs.cells["method"].unique())
         facts = {} if describe_methods is None else describe_methods(names)
-        (draft / "index.html").write_text(render(directory, runs, sections, facts), "utf-8")
+        (draft / PAGE_FILE).write_text(render(directory, runs, sections, facts), "utf-8")
     return ReportFiles(
-        page=output / "index.html",
-        results=output / "results.csv",
+        page=output / PAGE_FILE,
+        results=output / RESULTS_TABLE_FILE,
         table_files=sorted((output / "tables").iterdir()),
         figure_files=sorted((output / "figures").iterdir()),
         tables=main_tables,

@@ -10,6 +10,7 @@ from ctta_bench.analysis.read.counting import COLLAPSE_SHARE
 from ctta_bench.analysis.table.missing import listed, missing
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, short_names
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
+from ctta_bench.record.schema import RESULTS_TABLE_FILE
 
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
 
@@ -163,7 +164,7 @@ def _absent(runs: Runs) -> Iterator[str]:
     ]
     yield (
         f"Classes that occur, of {most.max()}: {listed(parts)}. Errors are over images; "
-        "`class_error` in results.csv is the mean over the classes that occur."
+        f"`class_error` in {RESULTS_TABLE_FILE} is the mean over the classes that occur."
     )
 
 

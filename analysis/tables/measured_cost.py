@@ -10,9 +10,8 @@ import pandas as pd
 from ctta_bench.analysis.report.page import Section
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, safe_name
 from ctta_bench.analysis.tables.cost import in_bytes
+from ctta_bench.record.schema import COST, COST_SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
-KIND = "cost"
 # Column of the frame, its head, and how a value is printed.
 _COLUMNS = {
     "trainable_parameters": "learnable",
@@ -46,7 +45,7 @@ def find_records(directory: Path) -> tuple[list[dict[str, Any]], list[tuple[Path
 
 def measured_table(record: Mapping[str, Any]) -> Table:
     """The table of one record. Raises KeyError, TypeError or ValueError for what is none."""
-    if record["kind"] != KIND or record["schema_version"] != SCHEMA_VERSION:
+    if record["kind"] != COST or record["schema_version"] != COST_SCHEMA_VERSION:
         raise ValueError("another kind or schema")
     rows = record["methods"]
     frame = pd.DataFrame(

@@ -23,6 +23,7 @@ from ctta_bench.cli.command import (
 from ctta_bench.cli.options import Asked, completion
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.errors import ConfigError
+from ctta_bench.record.schema import RESULT_FILE
 
 if TYPE_CHECKING:
     from ctta_bench.launch.begin import Options, Selection
@@ -189,7 +190,7 @@ def _tell_plan(
         typer.echo(step.id)
     told = Console(stderr=True)
     parts = [_count(steps)]
-    left = [step for step in steps if not (directory / step.id / "result.json").is_file()]
+    left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
     if len(left) < len(steps):
         parts[0] += f", {len(steps) - len(left)} of them done"
     if profile is not None:

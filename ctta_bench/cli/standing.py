@@ -11,6 +11,7 @@ from rich.live import Live
 
 from ctta_bench.cli.command import Format, check_format, command, error_printer, print_json, printer
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import CELL_FILE, LOG_FILE
 
 if TYPE_CHECKING:
     from ctta_bench.launch.status import Board, Line
@@ -115,11 +116,11 @@ def logs(
     """
     from ctta_bench.launch.status import board
 
-    if not (cell / "cell.yaml").is_file():
+    if not (cell / CELL_FILE).is_file():
         raise RunError(f"{cell}: is no cell's folder; `ctta-bench status DIR` lists the cells.")
     (line,) = board(cell).lines
     typer.echo(f"{line.cell}: {line.state}{f': {line.reason}' if line.reason else ''}")
-    for file in (cell / "log.txt", Path(line.log) if line.log else None):
+    for file in (cell / LOG_FILE, Path(line.log) if line.log else None):
         if file is not None and file.is_file():
             typer.echo(f"-- {file}")
             text = file.read_text("utf-8", errors="replace").splitlines()

@@ -16,6 +16,7 @@ from ctta_bench.launch.scheduler import job_states
 from ctta_bench.launch.slurm import submit
 from ctta_bench.launch.steps import Outcome, Step, lay_down
 from ctta_bench.record.folder import RunFolder, check_writable
+from ctta_bench.record.schema import FAILURE_FILE
 from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
 
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
@@ -81,7 +82,7 @@ def select(
 
 
 def _failed(steps: Sequence[Step], directory: Path) -> set[str]:
-    failed = [s for s in steps if (directory / s.id / "failed.json").is_file()]
+    failed = [s for s in steps if (directory / s.id / FAILURE_FILE).is_file()]
     return {step.id for step in failed} | {step.needs for step in failed if step.needs}
 
 

@@ -19,6 +19,7 @@ from ctta_bench.errors import RunError
 from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.launch.scheduler import requeue, state_of
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.schema import BATCHES_FILE
 
 LAST_LINES = 20  # of what a process printed, kept in the log of the cell that it died in
 IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them
@@ -124,7 +125,7 @@ def progress_of(launch: Launch, worker: int) -> int:
     events = launch.journal(worker).read()
     ended = sum(event.get("state") in ("done", "kept", "failed") for event in events)
     begun = [event["step"] for event in events if event.get("state") == "running"]
-    lines = launch.directory / begun[-1] / "batches.jsonl" if begun else None
+    lines = launch.directory / begun[-1] / BATCHES_FILE if begun else None
     return ended + (lines.read_bytes().count(b"\n") if lines and lines.exists() else 0)
 
 

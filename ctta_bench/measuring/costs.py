@@ -13,10 +13,9 @@ from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene
 from ctta_bench.measuring.subjects import Plain, Steps
 from ctta_bench.measuring.timing import Spread, clock, ratios, take_turns
+from ctta_bench.record.schema import COST, COST_SCHEMA_VERSION
 from ctta_bench.run.environment import environment
 
-SCHEMA_VERSION = 1
-KIND = "cost"
 REFERENCE = "tent"
 SOURCE = "source"
 
@@ -162,8 +161,8 @@ def record(
     """The measurement as plain values, which a report reads (analysis/costs.py)."""
     model = scene.model()
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
+        "schema_version": COST_SCHEMA_VERSION,
+        "kind": COST,
         "benchmark": scene.benchmark.name,
         "model": {
             "name": scene.model_name,

@@ -115,7 +115,7 @@ class RunFolder:
             version = int(result["schema_version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{self.file('result.json')}: is damaged ({error}); delete the folder or run the "
+                f"{self.file(RESULT_FILE)}: is damaged ({error}); delete the folder or run the "
                 "cell again with --force."
             ) from error
         if version > SCHEMA_VERSION:

@@ -40,6 +40,11 @@ SIGNS_OF_A_RUN = (BATCHES_FILE, PREDICTIONS_FILE, RESULT_FILE, ENVIRONMENT_FILE,
 PAGE_FILE = "index.html"
 RESULTS_TABLE_FILE = "results.csv"
 
+# -- files that `ctta-bench cost` writes
+
+COST = "cost"  # their `kind`
+COST_SCHEMA_VERSION = 1
+
 # -- keys
 
 WARM_UP = "warm-up"  # the `kind` of a record that is no cell's

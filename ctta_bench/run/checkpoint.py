@@ -16,6 +16,7 @@ import torch
 from ctta_bench.errors import ConfigError
 from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder, atomic
+from ctta_bench.record.schema import BATCHES_FILE, PREVIOUS_STATE_FILE, STATE_FILE, STATE_FILES
 from ctta_bench.run.loggers import Logger
 from ctta_bench.scoring.base import Arrays, Scorer
 from ctta_bench.scoring.classification import ErrorScorer
@@ -25,7 +26,7 @@ Found = TypeVar("Found")
 # Ctrl-C, a polite kill, and the two that schedulers send before a time-out or a pre-emption.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULT_INTERVAL = "20s"
-STATE_FILES = ("state.pt", "state.previous.pt")
+
 # What reading a cut-off or overwritten checkpoint can raise.
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
 
@@ -126,13 +127,13 @@ def _arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
 
 def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
     """Write state.pt, atomically; the one before is kept as state.previous.pt."""
-    newest = folder.file("state.pt")
+    newest = folder.file(STATE_FILE)
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with atomic(newest) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         if newest.exists():
-            newest.replace(folder.file("state.previous.pt"))
+            newest.replace(folder.file(PREVIOUS_STATE_FILE))
 
 
 def resume(
@@ -158,7 +159,7 @@ def resume(
 
     found = newest_whole(folder, read, loggers)
     if found is None:
-        lines = folder.file("batches.jsonl")
+        lines = folder.file(BATCHES_FILE)
         if lines.exists() and lines.stat().st_size:
             say(folder, loggers, "no whole checkpoint: the stream begins anew")
         return progress

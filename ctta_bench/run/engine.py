@@ -14,7 +14,14 @@ import torch
 from ctta_bench.config.cell import Cell
 from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder, write_json, write_yaml
-from ctta_bench.record.schema import SCHEMA_VERSION
+from ctta_bench.record.schema import (
+    CELL_FILE,
+    ENVIRONMENT_FILE,
+    PICTURES_FILE,
+    PREDICTIONS_FILE,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+)
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
@@ -183,9 +190,9 @@ def _run(
     beside = {"num_batches": len(stream), "notes": noticed}
     if (statistics := norm_statistics(method)) is not None:
         beside["norm_statistics"] = statistics
-    write_yaml(folder.file("cell.yaml"), cell.record | beside)
+    write_yaml(folder.file(CELL_FILE), cell.record | beside)
     provenance = {"corruptions": benchmark.provenance}
-    write_json(folder.file("env.json"), environment(device) | provenance)
+    write_json(folder.file(ENVIRONMENT_FILE), environment(device) | provenance)
     progress = resume(folder, method, stream, loggers, scorer_of(benchmark))
     keeper.check_resumed(progress.lines)
     probe = SourceProbe(benchmark, method, cell.request.probe, len(stream), cell.settings.rounds)
@@ -231,10 +238,10 @@ def _run(
         arrays = progress.joined()
         if stream.order.severity.any():
             arrays["severity"] = stream.order.severity
-        folder.write_arrays("predictions.npz", arrays)
+        folder.write_arrays(PREDICTIONS_FILE, arrays)
         if gallery := progress.scorer.gallery(progress.frames):
-            folder.write_arrays("pictures.npz", gallery)
-        write_json(folder.file("result.json"), result)
+            folder.write_arrays(PICTURES_FILE, gallery)
+        write_json(folder.file(RESULT_FILE), result)
         folder.append_log(f"done: {progress.scorer.words(result['mean'])}")
     finally:
         for logger in loggers:

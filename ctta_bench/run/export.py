@@ -23,6 +23,7 @@ from ctta_bench.errors import ConfigError, MethodError, RunError
 from ctta_bench.method import Method
 from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.record.folder import RunFolder, atomic
+from ctta_bench.record.schema import BATCHES_FILE, CELL_FILE, MODELS_FOLDER
 from ctta_bench.source_models.segformer_layouts import published
 
 Keep = Literal["none", "last", "domains"]
@@ -80,7 +81,7 @@ class ModelKeeper:
     def __init__(
         self, folder: RunFolder, method: Method, record: dict[str, Any], keep: Keep
     ) -> None:
-        self.directory = folder.file("models")
+        self.directory = folder.file(MODELS_FOLDER)
         self.method, self.keep = method, keep
         self.metadata = {
             "cell": record["id"],
@@ -134,11 +135,11 @@ def check_kept(folder: RunFolder, keep: Keep) -> None:
     if keep == "none":
         return
     try:
-        lines = folder.file("batches.jsonl").read_text("utf-8").splitlines()
+        lines = folder.file(BATCHES_FILE).read_text("utf-8").splitlines()
         visits = _visits([json.loads(line) for line in lines])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder.file('batches.jsonl')}: is damaged; use --force.") from error
-    directory = folder.file("models")
+        raise RunError(f"{folder.file(BATCHES_FILE)}: is damaged; use --force.") from error
+    directory = folder.file(MODELS_FOLDER)
     # The end of the stream is the end of its last domain.
     alternatives = [f"{LAST}.safetensors", *visits[-1:]] if keep == "last" else []
     there = [(directory / name).is_file() for name in alternatives or visits]
@@ -179,9 +180,9 @@ def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = Fa
 
 
 def _kept_file(cell: Path, domain: str | None) -> Path:
-    if not (cell / "cell.yaml").is_file():
-        raise RunError(f"{cell}: is no run folder (it has no cell.yaml).")
-    found = (cell / "models").glob("*.safetensors")
+    if not (cell / CELL_FILE).is_file():
+        raise RunError(f"{cell}: is no run folder (it has no {CELL_FILE}).")
+    found = (cell / MODELS_FOLDER).glob("*.safetensors")
     files = sorted(found, key=lambda f: (len(f.stem.partition("-")[0]), f.stem))
     if not files:
         raise RunError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.schema import BATCHES_FILE
 from ctta_bench.registry import Registry
 
 LOGGERS = Registry("logger", "LOGGERS", "ctta_bench")
@@ -40,7 +41,7 @@ class JsonLines(Logger):
 
     def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
         """Open the file behind the `done` lines that the engine has laid there."""
-        self.file = (folder / "batches.jsonl").open("a", encoding="utf-8")
+        self.file = (folder / BATCHES_FILE).open("a", encoding="utf-8")
 
     def batch(self, record: dict[str, Any]) -> None:
         """Append one line and hand it to the system."""
@@ -170,7 +171,7 @@ def lay_lines(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
     The checkpoint is the truth: what was appended after it is played again, what a crash cut off
     is written anew.
     """
-    file = folder.file("batches.jsonl")
+    file = folder.file(BATCHES_FILE)
     before = file.read_bytes().count(b"\n") if file.exists() else 0
     text = "".join(json.dumps(line) + "\n" for line in lines)
     file.write_text(text, encoding="utf-8")

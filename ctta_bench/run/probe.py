@@ -7,6 +7,7 @@ from typing import Any, Literal
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.schema import BATCHES_FILE, RESULT_FILE
 from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.open import accuracy_on_source
 from ctta_bench.stream import Benchmark
@@ -65,8 +66,8 @@ def check_probed(folder: RunFolder, probe: Probe) -> None:
     """Raise RunError if a done cell lacks the probes that it is now asked for."""
     if probe == "none":
         return
-    found = json.loads(folder.file("result.json").read_text("utf-8")).get(KEY) or []
-    lines = folder.file("batches.jsonl").read_text("utf-8").splitlines()
+    found = json.loads(folder.file(RESULT_FILE).read_text("utf-8")).get(KEY) or []
+    lines = folder.file(BATCHES_FILE).read_text("utf-8").splitlines()
     visits = {(line["round"], line["domain"]) for line in map(json.loads, lines)}
     wanted = len(visits) if probe == "domains" else len({step for step, _ in visits})
     if len(found) <= wanted:  # one more, before the stream

@@ -30,7 +30,15 @@ from ctta_bench.record.folder import (
     write_json,
     write_yaml,
 )
-from ctta_bench.record.schema import LEARNT_FILE, SCHEMA_VERSION, WARM_UP, same_start
+from ctta_bench.record.schema import (
+    CELL_FILE,
+    ENVIRONMENT_FILE,
+    LEARNT_FILE,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+    WARM_UP,
+    same_start,
+)
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
@@ -109,8 +117,8 @@ def _run(
     before = accuracy_on_source(benchmark, method)
     warmup = Warmup(method, source_data(benchmark, method, cell.request.seed))
     total = {"num_batches": warmup.total}
-    write_yaml(folder.file("cell.yaml"), cell.warmup | total)
-    write_json(folder.file("env.json"), environment(device))
+    write_yaml(folder.file(CELL_FILE), cell.warmup | total)
+    write_json(folder.file(ENVIRONMENT_FILE), environment(device))
     lines, seconds = _resume(folder, warmup, loggers)
     lay_lines(folder, lines)
     log = JsonLines()
@@ -144,7 +152,7 @@ def _run(
         "model_sha256": cell.warmup["model"]["sha256"],
         "learnt_sha256": write_learnt(folder, learnt, cell.warmup),
     }
-    write_json(folder.file("result.json"), result)
+    write_json(folder.file(RESULT_FILE), result)
     folder.append_log(f"done: {warmup.total} updates")
     drop_states(folder)
     return result, interrupt
