@@ -110,8 +110,8 @@ type: setup ## mypy, strict; it finds every import in the checkout itself
 	$(BIN)/python -m mypy -p ctta_bench
 
 bench: setup ## speed and memory, as ratios to what the arithmetic needs
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py $(ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench_segmentation.py $(filter --write-baseline,$(ARGS))
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py steps $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py segmentation $(filter --write-baseline,$(ARGS))
 
 docs: .venv/.docs ## docs/ as HTML in build/docs
 	@mkdir -p build

@@ -1,5 +1,6 @@
-"""What `make bench` calls missed and lost; the measuring itself is in tests/measuring."""
+"""What `scripts/bench.py` calls missed and lost; the measuring itself is in tests/measuring."""
 
+import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -13,9 +14,9 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module("bench")
-    for name in ("bench", "bench_goals"):
-        sys.modules.pop(name, None)
+    yield importlib.import_module("costs.rows")
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("bench", "costs")]:
+        del sys.modules[name]
 
 
 def row(bench: Any, name: str, median: float, sign: str = "<=", bound: float = 1.2) -> Any:
@@ -56,3 +57,30 @@ def test_the_baseline_holds_ratios_of_this_benchmark(bench: Any) -> None:
     maps = {name: value for name, value in kept.items() if name.startswith("maps: ")}
     assert all(0 < value < 2 for name, value in kept.items() if name not in maps)
     assert maps and all(value in range(1, 7) for value in maps.values())
+
+
+def test_each_command_has_options_with_defaults(bench: Any) -> None:
+    for command in importlib.import_module("bench").COMMANDS:
+        module = importlib.import_module(f"costs.{command}")
+        parser = argparse.ArgumentParser()
+        module.add_options(parser)
+        assert vars(parser.parse_args([]))
+        assert callable(module.run)
+
+
+def test_the_parts_of_a_profile_are_called_by_the_engine(bench: Any) -> None:
+    for owner, attribute, _ in importlib.import_module("costs.profile").PARTS:
+        assert callable(getattr(owner, attribute)), attribute
+
+
+def test_options_alone_are_those_of_the_first_command(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module("bench")
+    ran: list[Any] = []
+    monkeypatch.setattr(importlib.import_module("costs.steps"), "run", lambda o: ran.append(o) or 3)
+    assert main.main(["--only", "paid"]) == 3
+    assert ran[0].only == "paid"
+    with pytest.raises(SystemExit) as ended:
+        main.main(["nonsense"])
+    assert (ended.value.code, "invalid choice: 'nonsense'" in capsys.readouterr().err) == (2, True)

@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections import deque
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,24 +59,23 @@ def peak_bytes(work: Work, device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    return max(accumulate(allocations(work), initial=0))
+
+
+def allocations(work: Work) -> list[int]:
+    """Bytes that `work` takes of torch's allocator for the CPU and, negative, gives back, in order.
+
+    What `work` returns is freed after the last of them.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells stderr when it begins and ends
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        work()
-    return _peak(_memory_events(profile))
-
-
-def _memory_events(profile: torch.profiler.profile) -> list[dict[str, Any]]:
+        result = work()
+    del result
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
         events: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["traceEvents"]
-    return [event for event in events if event.get("name") == "[memory]"]
-
-
-def _peak(changes: list[dict[str, Any]]) -> int:
-    held = peak = 0
-    for change in sorted(changes, key=lambda change: float(change["ts"])):
-        held += int(change["args"]["Bytes"])
-        peak = max(peak, held)
-    return peak
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    changes.sort(key=lambda change: float(change["ts"]))
+    return [int(change["args"]["Bytes"]) for change in changes]

@@ -63,8 +63,8 @@ def test_a_thousand_cells_become_jobs_in_seconds() -> None:
 @pytest.mark.slow
 def test_each_step_of_a_very_large_grid_stays_within_its_share() -> None:
     """The limits of 100,000 cells, in proportion: docs/scaling.md has what those really take."""
-    script = Path(__file__).parents[2] / "scripts" / "bench_scale.py"
-    call = [sys.executable, str(script), "--cells", "2000"]
+    script = Path(__file__).parents[2] / "scripts" / "bench.py"
+    call = [sys.executable, str(script), "scale", "--cells", "2000"]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [

@@ -1,34 +1,24 @@
-"""Cost of segmentation as ratios in one process, and maps held at once: `make bench`.
-
-    python scripts/bench_segmentation.py [--repeats 5] [--model segformer_b0] [--size 540 960]
-                                         [--write-baseline]
+"""Cost of segmentation as ratios in one process, and maps held at once.
 
 Times are those of the processor on one thread, for one image; subjects and references take turns,
 and the median of the ratios counts. Beside that: how many maps of all classes at the labels' size,
 by far the largest tensors there are, a step and its scoring hold at most. This does not depend on
-the size of images and is counted on small ones. Goals and baseline as in `scripts/bench.py`.
+the size of images and is counted on small ones. Goals and baseline as those of steps.
 """
 
 import argparse
-import json
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of the profiler, which would tell each start
 import torch
-from bench import judged
-from bench_goals import Goal, Row
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
+from costs.rows import Row, at_most, judged
 from ctta_bench.api import load_method
+from ctta_bench.measuring.memory import allocations
 from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
@@ -128,30 +118,17 @@ def timed(model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
         ("paid", "tent", 1.25),
     ):
         name = f"{model} {size[0]}x{size[1]}: {subject} / {reference}"
-        yield Row(name, ratios(times[subject], times[reference]), Goal("<=", bound))
+        yield Row(name, ratios(times[subject], times[reference]), at_most(bound))
 
 
 # -- maps
 
 
-def most_maps(work: Callable[[], Any], map_bytes: int) -> int:
-    """How many maps of this size `work` holds at once, as torch's profiler sees them allocated."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        result = work()
-    del result
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(file))
-        events: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["traceEvents"]
-    changes = sorted(
-        (float(e["ts"]), int(e["args"]["Bytes"])) for e in events if e.get("name") == "[memory]"
-    )
-    return held_at_most((size for _, size in changes), map_bytes)
-
-
 def held_at_most(changes: Iterable[int], map_bytes: int) -> int:
-    """The same from the sizes of what is allocated and, negative, freed: whole maps or stacks."""
+    """How many maps of this size are held at once, from the sizes of what is allocated or freed.
+
+    Those of whole maps or stacks of them count; what is freed is negative.
+    """
     held = most = 0
     for size in changes:
         if size % map_bytes == 0:
@@ -174,7 +151,7 @@ def maps_of(name: str, preset: str, model: str) -> int:
         return logits
 
     work()  # what is made once, optimiser states above all
-    return most_maps(work, 4 * CLASSES * height * width)
+    return held_at_most(allocations(work), 4 * CLASSES * height * width)
 
 
 def measured(only: str | None, model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
@@ -184,22 +161,20 @@ def measured(only: str | None, model: str, size: Sequence[int], repeats: int) ->
     if only != "time":
         for (name, preset), needed in NEEDED.items():
             held = maps_of(name, preset, model)
-            yield Row(f"maps: {name} ({preset})", [held], Goal("<=", needed + 1))
+            yield Row(f"maps: {name} ({preset})", [held], at_most(needed + 1))
 
 
-def main() -> None:
-    """Measure, print a table, and fail if a bound is missed or something was lost."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is measured, on what."""
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default="segformer_b0")
     parser.add_argument("--size", type=int, nargs=2, default=(540, 960))
     parser.add_argument("--only", choices=["time", "maps"], help="one of the two parts")
     parser.add_argument("--write-baseline", action="store_true")
-    arguments = parser.parse_args()
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure and print; the exit code."""
     torch.set_num_threads(1)
-    rows = measured(arguments.only, arguments.model, arguments.size, arguments.repeats)
-    sys.exit(judged(rows, write=arguments.write_baseline))
-
-
-if __name__ == "__main__":
-    main()
+    rows = measured(chosen.only, chosen.model, chosen.size, chosen.repeats)
+    return judged(rows, write=chosen.write_baseline)

@@ -1,10 +1,7 @@
 """How time and memory grow: with the batch, the rank, the tokens, the model and the stream.
 
-    python scripts/growth.py [--methods tent,paid] [--repeats 3] [--only batch,rank,...]
-                             [--figure docs/images/growth.png]
-
 On random weights and images, one thread; times of one sweep take turns in one process. Prints the
-tables of docs/performance.md, and draws the curves.
+tables of docs/performance.md; `--figure docs/images/growth.png` draws their curves.
 """
 
 import argparse
@@ -17,24 +14,22 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
+from costs.steps import random_scene
 from ctta_bench.analysis.figure.canvas import Canvas
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
 from ctta_bench.measuring.scene import Scene, benchmark_of
 from ctta_bench.measuring.subjects import Steps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
 
-SMALL = "timm:vit_small_patch16_224"
 POINTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "batch": ("images a batch", [{"batch_size": n} for n in (1, 4, 16, 64)]),
     "rank": ("rank", [{"rank": n} for n in (2, 12, 48)]),
     "tokens": ("pixels of a side", [{"input_size": (n, n)} for n in (224, 384)]),
     "model": (
         "model",
-        [{"model": f"timm:vit_{size}_patch16_224"} for size in ("tiny", "small", "base")],
+        [{"model": f"vit_{size}_patch16_224"} for size in ("tiny", "small", "base")],
     ),
 }
-
-
 RANKED = ("paid", "lora", "dora")
 
 
@@ -49,20 +44,13 @@ class Row:
 
 def scene(
     batch_size: int = 4,
-    model: str = SMALL,
+    model: str = "vit_small_patch16_224",
     input_size: tuple[int, int] | None = None,
     rank: int = 12,
 ) -> Scene:
     """Random images and weights."""
-    return Scene(
-        benchmark_of("imagenet_c", {"batch_size": batch_size}, None),
-        model,
-        torch.device("cpu"),
-        "float32",
-        random=True,
-        input_size=input_size,
-        overrides={name: {"rank": rank} for name in RANKED},
-    )
+    ranks = {name: {"rank": rank} for name in RANKED}
+    return random_scene(model, batch_size, torch.device("cpu"), ranks, input_size)
 
 
 def sweep(
@@ -139,7 +127,7 @@ def printed(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def shown(name: str) -> str:
     """A point of a sweep, short enough for a table and an axis."""
-    return name.removeprefix("timm:").removesuffix("_patch16_224")
+    return name.removesuffix("_patch16_224")
 
 
 def curves(found: Mapping[str, Sequence[Row]], methods: Sequence[str], file: Path) -> None:
@@ -177,16 +165,18 @@ def _line(
     axes.yaxis.set_major_formatter("{x:.0f}")
 
 
-def main() -> None:
-    """Measure the sweeps and print them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which sweeps of which methods."""
     parser.add_argument("--methods", default="source,tent,paid")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default=",".join([*POINTS, "stream"]))
     parser.add_argument("--figure", type=Path, help="draw the curves of the sweeps")
-    arguments = parser.parse_args()
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure the sweeps and print them; nothing is held to a goal."""
     torch.set_num_threads(1)
-    methods, only = arguments.methods.split(","), arguments.only.split(",")
+    methods, only = chosen.methods.split(","), chosen.only.split(",")
     found: dict[str, list[Row]] = {}
     for kind in only:
         if kind == "stream":
@@ -195,14 +185,11 @@ def main() -> None:
             continue
         what, points = POINTS[kind]
         ranked = [name for name in methods if kind != "rank" or name in RANKED]
-        found[kind] = list(sweep(points, ranked, arguments.repeats))
+        found[kind] = list(sweep(points, ranked, chosen.repeats))
         head = [what, *(f"{m} {unit}" for m in ranked for unit in ("ms/image", "MB"))]
         units = [(row.milliseconds, row.megabytes) for row in found[kind]]
         cells = [[f"{u[name]:.0f}" for name in ranked for u in pair] for pair in units]
         printed(head, [[shown(r.point), *c] for r, c in zip(found[kind], cells, strict=True)])
-    if arguments.figure and found:
-        curves(found, methods, arguments.figure)
-
-
-if __name__ == "__main__":
-    main()
+    if chosen.figure and found:
+        curves(found, methods, chosen.figure)
+    return 0

@@ -1,7 +1,5 @@
 """What very large grids cost: expanding, laying down, status and collecting, on synthetic cells.
 
-    python scripts/bench_scale.py --cells 100000
-
 A small cell is run once, and its folder copied for each seed: all that differs is written anew, the
 rest is linked. Every step is timed in a process of its own. Times are seconds of the processor, as
 other work on the machine would stretch those of a clock; collecting uses several cores, and is
@@ -136,19 +134,20 @@ def _measure(name: str, cells: int, runs: Path, told: Any) -> None:
     told.put(((spent + children) / cores, wall, (own.ru_maxrss + others.ru_maxrss) / 2**20))
 
 
-def main() -> int:
-    """Measure and print; the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How many cells, and what is done with them."""
     parser.add_argument("--cells", type=int, default=WHOLE)
     parser.add_argument("--steps", nargs="+", default=list(LIMITS), choices=LIMITS)
-    given = parser.parse_args()
-    cells = given.cells
-    late = False
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure and print; the exit code."""
+    cells, late = chosen.cells, False
     with tempfile.TemporaryDirectory() as place:
         runs = Path(place) / "many"
         measured(lay, cells, runs)
         print(f"{cells:,} cells, nine in ten done   processor s   clock s   memory GB")
-        for work in (globals()[name] for name in given.steps):
+        for work in (globals()[name] for name in chosen.steps):
             seconds, wall, memory = measured(work, cells, runs)
             most, room = LIMITS[work.__name__]
             share = cells / WHOLE
@@ -158,7 +157,3 @@ def main() -> int:
             row = f"{work.__name__:30} {seconds:13.1f} {wall:9.1f} {memory:11.2f}"
             print(row + ("  over" if over else ""))
     return int(late)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,7 +1,5 @@
 """Where the time of a grid goes: shares inside the methods' forward and backward passes.
 
-    python scripts/profile_grid.py [quickstart] [--examples 50] [--seeds 0]
-
 Runs the cells of an experiment one after another in this process, into a temporary folder, as
 `ctta-bench grid` does, and prints a profile of the processor's time.
 """
@@ -15,15 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BEGAN = time.process_time()
+import torch
 
-import torch  # noqa: E402
-
-from ctta_bench.config.experiment import expand, load_experiment  # noqa: E402
-from ctta_bench.method import Method  # noqa: E402
-from ctta_bench.model import SourceModel  # noqa: E402
-from ctta_bench.record.folder import RunFolder  # noqa: E402
-from ctta_bench.run import engine  # noqa: E402
+from ctta_bench.config.experiment import expand, load_experiment
+from ctta_bench.method import Method
+from ctta_bench.model import SourceModel
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run import engine
 
 
 class Ledger:
@@ -62,29 +58,38 @@ def timed(ledger: Ledger, owner: Any, attribute: str, name: str) -> None:
     setattr(owner, attribute, wrapper)
 
 
-def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+# Functions, as the engine calls them, and the part that their time goes to.
+PARTS: tuple[tuple[Any, str, str], ...] = (
+    (SourceModel, "forward", "forward passes"),
+    (SourceModel, "features", "forward passes"),
+    (torch.Tensor, "backward", "backward passes"),
+    (Method, "__call__", "methods: losses, optimisers, all else"),
+    (Method, "start", "preparation, before the stream"),
+    (engine, "source_accuracy", "check of the model on source images"),
+    (engine, "build_method", "loading models"),
+    (engine, "build_model", "loading models"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which cells are run."""
     parser.add_argument("experiment", nargs="?", default="quickstart")
     parser.add_argument("--examples", type=int, default=None, help="images a domain")
     parser.add_argument("--seeds", default="", help="those of the experiment")
-    arguments = parser.parse_args()
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Run and print; nothing is held to a goal."""
     torch.set_num_threads(1)
     ledger = Ledger()
-    timed(ledger, SourceModel, "forward", "forward passes")
-    timed(ledger, SourceModel, "features", "forward passes")
-    timed(ledger, torch.Tensor, "backward", "backward passes")
-    timed(ledger, Method, "__call__", "methods: losses, optimisers, all else")
-    timed(ledger, Method, "start", "preparation, before the stream")
-    timed(ledger, engine, "source_accuracy", "check of the model on source images")
-    timed(ledger, engine, "build_method", "loading models")
-    timed(ledger, engine, "build_model", "loading models")
+    for owner, attribute, name in PARTS:
+        timed(ledger, owner, attribute, name)
     options: dict[str, Any] = {}
-    if arguments.seeds:
-        options["seeds"] = tuple(map(int, arguments.seeds.split(",")))
-    experiment = load_experiment(arguments.experiment)
-    if arguments.examples is not None:
-        more = {"benchmark.examples": arguments.examples}
+    if chosen.seeds:
+        options["seeds"] = tuple(map(int, chosen.seeds.split(",")))
+    experiment = load_experiment(chosen.experiment)
+    if chosen.examples is not None:
+        more = {"benchmark.examples": chosen.examples}
         experiment = experiment.model_copy(update={"set": experiment.set | more})
     with ledger.part("resolving the cells"):
         cells = expand(experiment, **options)
@@ -92,14 +97,11 @@ def main() -> None:
         for cell in cells:
             engine.run_cell(cell, RunFolder(Path(folder) / cell.id))
     with ledger.part("the end"):
-        total = time.process_time() - BEGAN
+        total = time.process_time()
     ledger.seconds["imports"] = total - sum(ledger.seconds.values())
     print(f"{len(cells)} cells, {total:.1f} s of the processor")
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         print(f"  {100 * seconds / total:5.1f} %  {name}")
     passes = ledger.seconds["forward passes"] + ledger.seconds["backward passes"]
     print(f"forward and backward passes: {100 * passes / total:.1f} %")
-
-
-if __name__ == "__main__":
-    main()
+    return 0
