@@ -47,7 +47,7 @@ RENAMED_MODULES: Mapping[str, str] = {
     "analysis.pairs": "analysis.tables.pairs",
     "analysis.palette": "analysis.figure.palette",
     "analysis.pictures": "analysis.figures.pictures",
-    "analysis.plots": "analysis.figure.plots",
+    "analysis.plots": "analysis.figures",
     "analysis.predictions": "analysis.read.predictions",
     "analysis.protocol": "analysis.tables.protocol",
     "analysis.quoted": "analysis.paper.quoted",

@@ -1,5 +1,6 @@
 """METHODS, BENCHMARKS, MODELS: names that users type, found without importing what is not used.
 
+TABLES and FIGURES are what a report consists of.
 Entries are written as usual in mmengine, `@METHODS.register_module("tent")` on a class or function.
 A registry first reads the source files of its package as text, so that `ctta-bench list` needs
 neither torch nor mmengine; the module of an entry is imported when the entry is built.
@@ -12,7 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,7 +29,8 @@ ENTRY_POINT_GROUP = "ctta_bench.plugins"
 @dataclass(frozen=True)
 class Entry:
     """What the source text tells of an entry: where it is, its first line of documentation, and
-    the class attributes that are literals (`source_access`, `paper`, ...)."""
+    what is literal: class attributes (`source_access`, `paper`, ...) and what the decorator says
+    besides the name (`place=20`)."""
 
     name: str
     module: str
@@ -45,17 +47,21 @@ class Registry:
     """A lazy view of one mmengine registry.
 
     `kind` is the noun used in messages, `variable` the name that decorators use in source files,
-    `package` the package whose modules hold the entries.
+    `packages` those whose modules hold the entries. A plain one does without mmengine, whose import
+    takes half a second, and is not shown by `ctta-bench list`.
     """
 
-    def __init__(self, kind: str, variable: str, package: str) -> None:
+    def __init__(self, kind: str, variable: str, *packages: str, plain: bool = False) -> None:
         self.kind = kind
         self.variable = variable
-        self.package = package
+        self.packages = packages
+        self.plain = plain
         self._plugin_entries: dict[str, Entry] = {}
 
     @functools.cached_property
     def _modules(self) -> Any:
+        if self.plain:
+            return _PlainModules()
         from mmengine.registry import Registry as MMRegistry
 
         return MMRegistry(self.kind, scope="ctta_bench")
@@ -63,16 +69,14 @@ class Registry:
     @functools.cached_property
     def _package_entries(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
-        spec = importlib.util.find_spec(self.package)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            for file in sorted(Path(folder).glob("*.py")):
-                for name, entry in scan(file, f"{self.package}.{file.stem}", self.variable).items():
-                    if name in found:
-                        raise ConfigError(
-                            f"{entry.module} and {found[name].module} both register the "
-                            f"{self.kind} {name!r}; rename one of them."
-                        )
-                    found[name] = entry
+        for module, file in _modules_of(self.packages):
+            for name, entry in scan(file, module, self.variable).items():
+                if name in found:
+                    raise ConfigError(
+                        f"{entry.module} and {found[name].module} both register the "
+                        f"{self.kind} {name!r}; rename one of them."
+                    )
+                found[name] = entry
         return found
 
     def entries(self) -> dict[str, Entry]:
@@ -91,9 +95,11 @@ class Registry:
         if entry is None:
             close = difflib.get_close_matches(canonical(name), entries, n=2, cutoff=0.5)
             hint = f", did you mean {' or '.join(repr(c) for c in close)}?" if close else "."
+            listed = f"`ctta-bench list {self.kind}s` shows all {len(entries)}"
+            there = f"There are {', '.join(entries)}" if self.plain else listed
             raise ConfigError(
-                f"unknown {self.kind} {name!r}{hint} `ctta-bench list {self.kind}s` shows all "
-                f"{len(entries)}; searched: {', '.join([self.package, *sorted(loaded_plugins())])}."
+                f"unknown {self.kind} {name!r}{hint} {there}; searched: "
+                f"{', '.join([*self.packages, *sorted(loaded_plugins())])}."
             )
         return entry
 
@@ -108,10 +114,20 @@ class Registry:
         kept = {n: e for n, e in self._plugin_entries.items() if e.module != module}
         self._plugin_entries = kept
 
-    def register_module(self, name: str) -> Callable[[T], T]:
+    def in_place(self, **facts: Any) -> list[str]:
+        """The names whose entries have these facts, by their `place`; None: does not have it."""
+        found = [
+            entry
+            for entry in self.entries().values()
+            if all(entry.attributes.get(key) == value for key, value in facts.items())
+        ]
+        return [entry.name for entry in sorted(found, key=lambda e: e.attributes.get("place", 0))]
+
+    def register_module(self, name: str, **facts: Any) -> Callable[[T], T]:
         """Decorator that registers a class or function under `name`, as mmengine's does.
 
-        Raises ConfigError if another module already owns the name.
+        `facts` are literals that the entry has among its attributes. Raises ConfigError if another
+        module already owns the name.
         """
 
         name = canonical(name)
@@ -127,11 +143,30 @@ class Registry:
             if owner is None:
                 doc = (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
                 literals = {k: v for k, v in vars(target).items() if isinstance(v, str | int)}
-                self._plugin_entries[name] = Entry(name, module, doc, literals)
+                self._plugin_entries[name] = Entry(name, module, doc, literals | facts)
             self._modules.register_module(name=name, module=target, force=True)
             return target
 
         return register
+
+
+class _PlainModules:
+    """What this module uses of mmengine's registry."""
+
+    def __init__(self) -> None:
+        self.module_dict: dict[str, Any] = {}
+
+    def register_module(self, name: str, module: Any, force: bool) -> None:
+        self.module_dict[name] = module
+
+
+def _modules_of(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Name and file of each module that lies flat in one of the packages."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for file in sorted(Path(folder).glob("*.py")):
+                yield f"{package}.{file.stem}", file
 
 
 def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
@@ -144,26 +179,31 @@ def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
     for node in tree.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
-        for name in _registered_names(node, variable):
+        for name, facts in _registered(node, variable):
             doc = ast.get_docstring(node) or ast.get_docstring(tree) or ""
             name = canonical(name)
-            found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node))
+            found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node) | facts)
     return found
 
 
-def _registered_names(node: ast.ClassDef | ast.FunctionDef, variable: str) -> Iterable[str]:
+def _registered(
+    node: ast.ClassDef | ast.FunctionDef, variable: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names under which a class or function is registered, and the facts beside them."""
     for call in node.decorator_list:
         match call:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=owner), attr="register_module"),
                 args=[ast.Constant(value=str(name))],
+                keywords=facts,
             ) if owner == variable:
-                yield name
+                yield name, {str(fact.arg): ast.literal_eval(fact.value) for fact in facts}
 
 
 def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    """The attributes of a class that are literals."""
     values = {}
-    for item in node.body:
+    for item in node.body if isinstance(node, ast.ClassDef) else ():
         match item:
             case (
                 ast.Assign(targets=[ast.Name(id=key)], value=value)
@@ -179,6 +219,15 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
 METHODS = Registry("method", "METHODS", "ctta_bench.methods")
 BENCHMARKS = Registry("benchmark", "BENCHMARKS", "ctta_bench.datasets")
 MODELS = Registry("model", "MODELS", "ctta_bench.datasets")
+# Of a report, in the order of `place`. A table is made by a function of runs that returns a Table,
+# None, or several; `of="all"`: of all runs, else of the runs that share a table.
+TABLES = Registry(
+    "table", "TABLES", "ctta_bench.analysis.tables", "ctta_bench.analysis.paper", plain=True
+)
+FIGURES = Registry(
+    "figure", "FIGURES", "ctta_bench.analysis.figures", "ctta_bench.analysis.paper", plain=True
+)
+REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES)
 
 _plugins: dict[str, ModuleType] = {}
 # What other people's code raises at import when it is wrong (pydantic's errors are among these).
@@ -237,7 +286,7 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
-        for registry in (METHODS, BENCHMARKS, MODELS):
+        for registry in REGISTRIES:
             registry.forget(name)
         raise
     return module

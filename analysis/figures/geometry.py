@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import COLOURS, SOURCE_COLOUR
+from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.kept_models.geometry_runs import Geometry
 from ctta_bench.analysis.table.rows import short_names
 from ctta_bench.analysis.table.table import Table

@@ -22,6 +22,7 @@ from ctta_bench.analysis.table.table import safe_name
 from ctta_bench.analysis.tables.classes import classes_of
 from ctta_bench.record.read import UnusableCellError
 from ctta_bench.record.schema import PICTURES_FILE
+from ctta_bench.registry import FIGURES
 
 MAX_PANELS = 12  # of a frame: image, ground truth and ten rows of the table
 WIDTHS = (4, 5, 6, 3)  # panels beside each other, the earlier the better
@@ -45,6 +46,7 @@ class Frame:
     mious: dict[str, float]
 
 
+@FIGURES.register_module("pictures", place=80)
 def picture_figures(
     runs: Runs, stem: Path, canvas: Canvas = SCREEN
 ) -> list[tuple[str, list[Path]]]:

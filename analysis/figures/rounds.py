@@ -6,14 +6,18 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import line_style
+from ctta_bench.analysis.figure.style import line_style
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
+from ctta_bench.registry import FIGURES
 
 FEWEST = 3  # rounds that make a curve
 
 
+@FIGURES.register_module(
+    "rounds", place=20, text="Mean of each round; bands: ± standard deviation over seeds"
+)
 def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each round, a line per method, with a band of ± one deviation over its seeds.
 

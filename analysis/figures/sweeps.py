@@ -1,7 +1,5 @@
 """Curves over a swept value: a hyper-parameter in one table, or the batch size across tables."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +9,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import (
-    COLOURS,
-    DASHES,
-    MARKERS,
-    SOURCE_COLOUR,
-)
+from ctta_bench.analysis.figure.style import COLOURS, DASHES, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
+from ctta_bench.analysis.table.swept import FEWEST, numbers_of, swept_key, what_else_differs
+from ctta_bench.registry import FIGURES
 
-FEWEST = 3  # values that make a curve
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 BATCH_SIZE = "batch_size"
 # What must agree for cells of several batch sizes to stand in one figure.
@@ -54,12 +48,12 @@ def sweeps(runs: Runs) -> list[Sweep]:
     points: dict[str, list[dict[str, Any]]] = {}
     for method in dict.fromkeys(row.method for row in found):
         of_method = [row for row in found if row.method == method and not np.isnan(row.mean)]
-        key = _swept([_numbers(row) for row in of_method])
+        key = swept_key([numbers_of(row) for row in of_method])
         if key is None:
             continue
-        swept = [row for row in of_method if key in _numbers(row)]  # a warm-up alone has none
-        for row, line in zip(swept, _others(swept, key), strict=True):
-            value = _numbers(row)[key]
+        swept = [row for row in of_method if key in numbers_of(row)]  # a warm-up alone has none
+        for row, line in zip(swept, what_else_differs(swept, key), strict=True):
+            value = numbers_of(row)[key]
             points.setdefault(key, []).append(_point(row, f"{method}{line}", value))
     return [
         Sweep(
@@ -71,28 +65,6 @@ def sweeps(runs: Runs) -> list[Sweep]:
         )
         for key, of_key in points.items()
     ]
-
-
-def in_axis_order(found: Sequence[Row]) -> list[Row]:
-    """Rows of a swept method by the swept value, at the place of its best; the others as they are.
-
-    Rows that differ in more numbers than the swept one stand line by line, as in the figure.
-    """
-    ordered: list[Row] = []
-    for row in found:
-        of_method = [other for other in found if other.method == row.method]
-        settings = [_numbers(other) for other in of_method]
-        key = _swept(settings)
-        if key is None:
-            ordered.append(row)
-        elif row is of_method[0]:
-            places = [
-                (line, values.get(key, np.inf))
-                for values, line in zip(settings, _others(of_method, key), strict=True)
-            ]
-            order = sorted(range(len(of_method)), key=places.__getitem__)
-            ordered += [of_method[place] for place in order]
-    return ordered
 
 
 def batch_size_sweeps(runs: Runs) -> list[Sweep]:
@@ -123,6 +95,30 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
     return found
 
 
+@FIGURES.register_module("sweep", place=70)
+def swept_figures(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[tuple[str, list[Path]]]:
+    """Each swept hyper-parameter of one group: what its figure shows, and its files."""
+    return [_drawn(sweep, stem, canvas) for sweep in sweeps(runs)]
+
+
+@FIGURES.register_module("sizes", place=20, of="all", kind="sweep")
+def batch_size_figures(
+    runs: Runs, stem: Path, canvas: Canvas = SCREEN
+) -> list[tuple[str, list[Path]]]:
+    """Each sweep over batch sizes: what its figure shows, and its files."""
+    return [
+        _drawn(sweep, stem.with_name(f"sizes-{number + 1}"), canvas)
+        for number, sweep in enumerate(batch_size_sweeps(runs))
+    ]
+
+
+def _drawn(sweep: Sweep, stem: Path, canvas: Canvas) -> tuple[str, list[Path]]:
+    return (
+        f"Mean over {sweep.key.replace('_', ' ')}; bars: ± standard deviation over seeds",
+        sweep_figure(sweep, stem.with_name(f"{stem.name}-{sweep.key}"), canvas),
+    )
+
+
 def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """A line for each method, with bars of ± one deviation over seeds; the dashes are source.
 
@@ -141,44 +137,6 @@ def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path
         canvas.title(figure, sweep.title)
         canvas.legend(figure, handlelength=3)
         return save_figure(figure, sweep.points, stem)
-
-
-def _values(row: Row) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(str(row.cells["hyperparameters"].iloc[0]))
-    return values
-
-
-def _numbers(row: Row) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in _values(row).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _swept(settings: Sequence[dict[str, float]]) -> str | None:
-    """The key with the most values, if they are enough for a curve."""
-    names = {key for values in settings for key in values}
-    counts = {
-        key: len({values[key] for values in settings if key in values}) for key in sorted(names)
-    }
-    key = max(counts, key=lambda name: counts[name], default=None)
-    return key if key is not None and counts[key] >= FEWEST else None
-
-
-def _others(found: Sequence[Row], key: str) -> list[str]:
-    """For each row what else differs: ` std_weight=0.1`; numbers, words and switches alike."""
-    settings = [
-        {name: _shown(value) for name, value in _values(row).items() if name != key}
-        for row in found
-    ]
-    names = sorted({name for values in settings for name in values})
-    differing = [k for k in names if len({values.get(k) for values in settings}) > 1]
-    return ["".join(f" {name}={values.get(name)}" for name in differing) for values in settings]
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _point(row: Row, line: str, value: float) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import COLOURS, MARKERS, SOURCE_COLOUR
+from ctta_bench.analysis.figure.style import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
+from ctta_bench.registry import FIGURES
 
 _PANELS = {  # the cost in the cells, and the axis
     "seconds": "seconds for the stream",
@@ -23,6 +24,7 @@ _PANELS = {  # the cost in the cells, and the axis
 FEWEST = 3  # methods
 
 
+@FIGURES.register_module("tradeoff", place=30, text="Accuracy against time and parameters")
 def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Mean of each method of one group over its time and its parameters.
 

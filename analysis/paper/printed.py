@@ -14,6 +14,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows, short_names
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
+from ctta_bench.registry import TABLES
 
 PAPER = "paper"
 QUOTED = (
@@ -135,6 +136,7 @@ def with_paper(table: Table, runs: Runs) -> Table:
     )
 
 
+@TABLES.register_module("paper", place=50, against="paper")
 def paper_table(runs: Runs) -> Table | None:
     """Our numbers and the paper's below each other, as fine as the paper prints them."""
     numbers = paper_numbers(runs)

@@ -8,11 +8,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import COLOURS, MARKERS, SOURCE_COLOUR
+from ctta_bench.analysis.figure.style import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
+from ctta_bench.registry import FIGURES
 
 MIN_DOMAINS = 3  # fewer make no polygon
 
@@ -36,6 +37,7 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
     return [*([(SOURCE, found[SOURCE])] if SOURCE in found else []), *settings]
 
 
+@FIGURES.register_module("settings", place=40, text="PAID's settings by domain and on average")
 def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Radar of the metric by domain and bars of the mean, one for each of PAID's settings.
 

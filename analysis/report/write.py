@@ -4,22 +4,18 @@ import base64
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas
-from ctta_bench.analysis.figure.plots import bar_figure, stream_figure
-from ctta_bench.analysis.figures.pictures import picture_figures
-from ctta_bench.analysis.figures.rounds import round_figure
-from ctta_bench.analysis.figures.sweeps import Sweep, batch_size_sweeps, sweep_figure, sweeps
-from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
-from ctta_bench.analysis.paper.printed import PAPER, paper_table, with_paper
-from ctta_bench.analysis.paper.radar import settings_figure
+from ctta_bench.analysis.paper.printed import PAPER, with_paper
 from ctta_bench.analysis.read.collect import Runs, load
+from ctta_bench.analysis.report.contents import OF_ALL, MadeFigure, made_figures, made_tables
 from ctta_bench.analysis.report.kept_models import DrawAttention, looks
 from ctta_bench.analysis.report.page import (
     DescribeMethods,
@@ -31,19 +27,8 @@ from ctta_bench.analysis.report.page import (
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import Table
-from ctta_bench.analysis.tables.by_setting import setting_tables
-from ctta_bench.analysis.tables.calibration import calibration_table
-from ctta_bench.analysis.tables.classes import class_figure, class_tables
-from ctta_bench.analysis.tables.cost import cost_table
-from ctta_bench.analysis.tables.forgetting import forgetting_table
-from ctta_bench.analysis.tables.main import main_table, round_table, significance_table
-from ctta_bench.analysis.tables.measured_cost import find_records, measured_section
-from ctta_bench.analysis.tables.order_sensitivity import order_tables
-from ctta_bench.analysis.tables.pairs import pair_table
-from ctta_bench.analysis.tables.protocol import elsewhere, protocol_table, seed_table
-from ctta_bench.analysis.tables.ranks import all_ranks, rank_figure, rank_table
-from ctta_bench.analysis.tables.severities import severity_tables
-from ctta_bench.analysis.tables.stability import stability_table
+from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
+from ctta_bench.analysis.tables.protocol import elsewhere
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.record.find import is_report
 from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
@@ -101,15 +86,11 @@ def write_report(
             main_tables.append(section.tables[0])
         if main_tables:
             sections.append(_overall(runs, draft, canvas))
-        for number, sweep in enumerate(batch_size_sweeps(runs)):
-            sections[-1].figures.extend(
-                _sweep_figures([sweep], draft / "figures" / f"sizes-{number + 1}", canvas)
-            )
         for look in looks(runs, draft, draw_attention, canvas):
             shown = [(kind, text, _in_base64(png)) for kind, text, png in look.figures]
             sections.append(Section(look.title, look.text, look.tables, shown, cells=[]))
         if measured:
-            sections.append(measured_section(measured, draft))
+            sections.append(_measured(measured, draft))
             main_tables = main_tables or sections[-1].tables
         runs.results.to_csv(
             draft / RESULTS_TABLE_FILE, index=False, float_format="%.10g", lineterminator="\n"
@@ -151,95 +132,61 @@ def _swapped_in(output: Path) -> Iterator[Path]:
 
 
 def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: Canvas) -> Section:
-    significance = significance_table(group)
-    main, beside = main_table(group), None
+    made = made_tables(group, against=against)
+    (main,) = made["main"].shown
     if against == PAPER:
-        main, beside = with_paper(main, group), paper_table(group)
+        main = with_paper(main, group)
     main = replace(main, footnotes=(*main.footnotes, *elsewhere(runs, group)))
-    by_class = class_tables(group)
-    made = (
-        main,
-        round_table(group),
-        stability_table(group),
-        forgetting_table(group),
-        beside,
-        significance,
-        pair_table(group),
-        seed_table(group),
-        calibration_table(group),
-        *by_class[:1],
-        cost_table(group),
-    )
-    tables = [table for table in made if table]
-    for table in (*tables, *by_class[1:]):
+    made["main"].shown[:] = [main]
+    shown = [table for tables in made.values() for table in tables.shown]
+    folded = [table for tables in made.values() for table in tables.folded]
+    for table in (*shown, *folded):
         table.write(draft / "tables")
-    name = draft / "figures" / notes.table_name(group)
-    figures: list[tuple[str, str, str]] = []
-    stream = None
-    for kind, text, draw in (
-        ("means", "Mean by method; the dashed line is source", bar_figure),
-        ("rounds", "Mean of each round; bands: ± standard deviation over seeds", round_figure),
-        ("tradeoff", "Accuracy against time and parameters", tradeoff_figure),
-        ("settings", "PAID's settings by domain and on average", settings_figure),
-        ("stream", "Errors along the stream", stream_figure),
-        ("classes", "IoU by class of source and the best methods", class_figure),
-    ):
-        if paths := draw(group, name.with_name(f"{name.name}-{kind}"), canvas):
-            figures.append((kind, text, _in_base64(paths[0])))
-            if kind == "stream":
-                stream = stream_data(pd.read_csv(paths[2]), metric_of(group).mistakes)
-    figures += _sweep_figures(sweeps(group), name, canvas)
-    figures += [
-        ("pictures", text, _in_base64(paths[0]))
-        for text, paths in picture_figures(group, name, canvas)
-    ]
+    stem = draft / "figures" / notes.table_name(group)
+    figures = made_figures(group, stem, canvas)
+    streams = [figure.paths for figure in figures if figure.entry == "stream"]
     return Section(
         notes.title(group),
-        _headline(group, significance),
-        tables,
-        figures,
+        _headline(group, made["significance"].shown),
+        shown,
+        [_embedded(figure) for figure in figures],
         cells=cell_pages(group),
-        folded=by_class[1:],
-        stream=stream,
+        folded=folded,
+        stream=next(
+            (stream_data(pd.read_csv(csv), metric_of(group).mistakes) for _, _, csv in streams),
+            None,
+        ),
     )
 
 
 def _overall(runs: Runs, draft: Path, canvas: Canvas) -> Section:
     """What concerns all groups: their protocols, orders of domains, and ranks over them."""
-    tables = [
-        protocol_table(runs),
-        *setting_tables(runs),
-        *order_tables(runs),
-        *severity_tables(runs),
-    ]
-    figures = []
-    for ranks in all_ranks(runs):
-        tables.append(rank_table(ranks))
-        paths = rank_figure(ranks, draft / "figures" / f"{ranks.name}-ranks", canvas)
-        figures.append(("means", f"Mean ranks: {ranks.title}", _in_base64(paths[0])))
+    tables = [table for made in made_tables(runs, OF_ALL).values() for table in made.shown]
     for table in tables:
         table.write(draft / "tables")
+    figures = made_figures(runs, draft / "figures" / OF_ALL, canvas, OF_ALL)
     text = "The protocols of the parts above, and how the methods rank over their domains."
-    return Section("Protocols and ranks", text, tables, figures, cells=[])
+    return Section("Protocols and ranks", text, tables, [_embedded(f) for f in figures], cells=[])
 
 
-def _sweep_figures(found: list[Sweep], name: Path, canvas: Canvas) -> list[tuple[str, str, str]]:
-    """Draw each sweep and return it as a figure of a section."""
-    return [
-        (
-            "sweep",
-            f"Mean over {sweep.key.replace('_', ' ')}; bars: ± standard deviation over seeds",
-            _in_base64(sweep_figure(sweep, name.with_name(f"{name.name}-{sweep.key}"), canvas)[0]),
-        )
-        for sweep in found
-    ]
+def _measured(records: Sequence[Mapping[str, Any]], draft: Path) -> Section:
+    """What `ctta-bench cost` measured."""
+    tables = [measured_table(record) for record in records]
+    for table in tables:
+        table.write(draft / "tables")
+    text = "Methods, TENT and the plain model taking turns in one process: ratios, not seconds."
+    return Section("Measured cost", text, tables, [], cells=[])
+
+
+def _embedded(figure: MadeFigure) -> tuple[str, str, str]:
+    return figure.kind, figure.text, _in_base64(figure.paths[0])
 
 
 def _in_base64(png: Path) -> str:
     return base64.b64encode(png.read_bytes()).decode()
 
 
-def _headline(group: Runs, significance_of: Table | None) -> str:
+def _headline(group: Runs, significance: Sequence[Table]) -> str:
     """The best method, and how it stands to source, as one sentence."""
     found = rows(group)
     source = source_row(found)
@@ -251,7 +198,8 @@ def _headline(group: Runs, significance_of: Table | None) -> str:
     if source is None:
         return f"{text}. There is no complete source run to compare with."
     text += f"; the source model without adaptation has {source.mean:.1f} %"
-    if significance_of is not None and best.label in significance_of.frame.index:
-        p = float(significance_of.frame["p_holm"].to_dict()[best.label])
-        text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, corrected)"
+    for table in significance:
+        if best.label in table.frame.index:
+            p = float(table.frame["p_holm"].to_dict()[best.label])
+            text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, corrected)"
     return f"{text}."

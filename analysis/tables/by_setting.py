@@ -6,6 +6,7 @@ import pandas as pd
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.rows import metric_of, row_labels, rows
 from ctta_bench.analysis.table.table import Table, ranked, safe_name
+from ctta_bench.registry import TABLES
 
 FEWEST = 2  # settings that there is something to compare of
 _FAMILY = ["benchmark", "model", "model_sha256", "preprocessing", "precision"]
@@ -13,6 +14,7 @@ _FAMILY = ["benchmark", "model", "model_sha256", "preprocessing", "precision"]
 _PARTS = {"batch_size": "batch {}", "severity": "severity {}", "examples": "{} images"}
 
 
+@TABLES.register_module("settings", place=20, of="all")
 def setting_tables(runs: Runs) -> list[Table]:
     """A table for each benchmark and model that was run under at least two settings.
 

@@ -3,15 +3,17 @@
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.figures.sweeps import in_axis_order
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
+from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two
+from ctta_bench.registry import TABLES
 
 _SCORES = {"ece": ("ECE %", 1), "nll": ("NLL", 3), "brier": ("Brier", 3)}  # head, decimals
 
 
+@TABLES.register_module("calibration", place=90)
 def calibration_table(runs: Runs) -> Table | None:
     """ECE, NLL and Brier score of each method of one group, or None where no cell has them.
 

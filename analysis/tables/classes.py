@@ -1,21 +1,17 @@
-"""IoU by class: a table for each domain and one over all of them, and a figure."""
+"""IoU by class: a table for each domain and one over all of them."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.measure import CLASS_PREFIX
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, rows
+from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, safe_name
-
-MAX_BARS = 5  # methods in the figure: the tables have them all
+from ctta_bench.registry import TABLES
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,13 +21,14 @@ def classes_of(runs: Runs) -> list[str]:
     return next((list(names) for names in runs.cells["classes"] if len(names)), [])
 
 
+@TABLES.register_module("classes", place=100, shown=1)
 def class_tables(runs: Runs) -> list[Table]:
     """IoU by class of one group, over all domains and then for each; [] without such scores."""
     classes = classes_of(runs)
     found = [row for row in rows(runs) if len(row.values)]
     if not classes or not found:
         return []
-    cubes = {row.label: _cube(runs, row, classes) for row in found}
+    cubes = {row.label: by_class(runs, row, classes) for row in found}
     domains, stem = domain_names(runs), notes.table_name(runs)
     means = "mean over domains, rounds and seeds in which the class has one"
     tables = [
@@ -39,7 +36,7 @@ def class_tables(runs: Runs) -> list[Table]:
             f"{stem}-classes",
             f"IoU in % by class: {notes.title(runs)}. Each is the {means}; the last column is the "
             f"metric itself, the mean over classes before that over domains. {_LEGEND}",
-            {label: _mean(cube, 3) for label, cube in cubes.items()},
+            {label: mean_over(cube, 3) for label, cube in cubes.items()},
             classes,
             {row.label: row.mean for row in found},
             {},
@@ -52,7 +49,7 @@ def class_tables(runs: Runs) -> list[Table]:
                 f"{stem}-classes-{safe_name(domain)}",
                 f"IoU in % by class in {domain}: {notes.title(runs)}. Mean over rounds and seeds. "
                 f"{_LEGEND}",
-                {label: _mean(part, 2) for label, part in by_round.items()},
+                {label: mean_over(part, 2) for label, part in by_round.items()},
                 classes,
                 {row.label: float(row.over(axis=1)[place]) for row in found},
                 {label: _counts(part) for label, part in by_round.items()},
@@ -70,7 +67,7 @@ _LEGEND = (
 def class_notes(runs: Runs) -> Iterator[str]:
     """How many classes are in the mean of each domain, and which are not."""
     classes = classes_of(runs)
-    cubes = [_cube(runs, row, classes) for row in rows(runs) if len(row.values)]
+    cubes = [by_class(runs, row, classes) for row in rows(runs) if len(row.values)]
     if not classes or not cubes:
         return
     parts = []
@@ -95,52 +92,7 @@ def _domain_note(domain: str, is_in: npt.NDArray[np.bool_], classes: Sequence[st
     return f"{domain} {_range(is_in.sum(axis=1))}" + (f" ({'; '.join(why)})" if why else "")
 
 
-def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Bars of the IoU of each class, over all domains: source beside the best methods.
-
-    Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing without such scores.
-    """
-    classes = classes_of(runs)
-    found = [row for row in rows(runs) if not np.isnan(row.mean)][:MAX_BARS]
-    if not classes or not found:
-        return []
-    values = {row.label: _mean(_cube(runs, row, classes), 3) for row in found}
-    with canvas.wide.drawing():
-        figure = canvas.wide.figure((11, 3.6), 2.4)
-        axes = figure.subplots()
-        width = 0.84 / len(found)
-        for number, row in enumerate(found):
-            is_source = row.method == SOURCE
-            axes.bar(
-                np.arange(len(classes)) + (number - (len(found) - 1) / 2) * width,
-                np.nan_to_num(values[row.label]),
-                width,
-                color="#BBBBBB" if is_source else COLOURS[number % len(COLOURS)],
-                hatch="///" if is_source else "",
-                edgecolor="white",
-                lw=0,
-                label=row.label,
-            )
-        absent = np.all([np.isnan(v) for v in values.values()], axis=0)
-        for place in np.flatnonzero(absent).tolist():
-            axes.text(place, 1, MISSING, ha="center", color=SOURCE_COLOUR)
-        axes.set_xticks(range(len(classes)), classes, rotation=40, ha="right")
-        axes.tick_params(axis="x", length=0)
-        axes.set_xlim(-0.6, len(classes) - 0.4)
-        axes.set_ylabel("IoU in % (higher is better)")
-        axes.legend(
-            frameon=False,
-            ncols=len(found),
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            fontsize="small",
-        )
-        canvas.title(figure, notes.title(runs))
-        drawn = pd.DataFrame(values, index=pd.Index(classes, name="class")).reset_index()
-        return save_figure(figure, drawn, stem)
-
-
-def _cube(runs: Runs, row: Row, classes: Sequence[str]) -> Floats:
+def by_class(runs: Runs, row: Row, classes: Sequence[str]) -> Floats:
     """[finished seeds, rounds, domains, classes] IoU in %, NaN where a class has none."""
     cells, domains = list(row.finished["cell"]), domain_names(runs)
     here = runs.results[
@@ -157,7 +109,7 @@ def _cube(runs: Runs, row: Row, classes: Sequence[str]) -> Floats:
     return cube.astype(np.float64)
 
 
-def _mean(values: Floats, axes: int) -> Floats:
+def mean_over(values: Floats, axes: int) -> Floats:
     """[classes]: the mean over so many first axes of what there is."""
     flat = values.reshape(-1, values.shape[axes])
     present = np.isfinite(flat)

@@ -9,6 +9,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table
+from ctta_bench.registry import TABLES
 
 REFERENCE = "tent"
 _FRAME = {  # columns of the frame, with the cost in the cells that each averages
@@ -20,6 +21,7 @@ _FRAME = {  # columns of the frame, with the cost in the cells that each average
 }
 
 
+@TABLES.register_module("cost", place=110)
 def cost_table(runs: Runs) -> Table | None:
     """What each method of one group costs; None if no cell is finished.
 

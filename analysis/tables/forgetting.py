@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.figures.sweeps import in_axis_order
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import SHORT_NAMES, Row, metric_of, rows
+from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
+from ctta_bench.registry import TABLES
 
 MAX_COLUMNS = 20  # probes that stand one by one; of more, before, lowest and after alone
 
 
+@TABLES.register_module("forgetting", place=40)
 def forgetting_table(runs: Runs) -> Table | None:
     """Accuracy on source images at each probe of a group's runs; None if none was probed.
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ctta_bench.analysis.figures.sweeps import in_axis_order
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.statistics import (
     RESAMPLES,
@@ -26,9 +25,11 @@ from ctta_bench.analysis.table.rows import (
     short_names,
     source_row,
 )
+from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
 from ctta_bench.analysis.tables.classes import class_notes
 from ctta_bench.errors import RunError
+from ctta_bench.registry import TABLES
 
 SIGNIFICANT = 0.05
 MAX_COLUMNS = 24  # of a table by round and domain; beyond, it is of rounds alone
@@ -41,6 +42,7 @@ def tables(runs: Runs) -> list[Table]:
     return [main_table(group) for group in runs.groups()]
 
 
+@TABLES.register_module("main", place=10)
 def main_table(runs: Runs) -> Table:
     """The metric of one group: a row per method, a column per domain in the order of the stream.
 
@@ -74,6 +76,7 @@ def main_table(runs: Runs) -> Table:
     )
 
 
+@TABLES.register_module("rounds", place=20)
 def round_table(runs: Runs) -> Table | None:
     """One group by round and domain with the mean of each round; None for a single round.
 
@@ -116,6 +119,7 @@ def _by_round(values: npt.NDArray[Any], means: npt.NDArray[Any]) -> npt.NDArray[
     return np.concatenate([values, means[:, None]], axis=1).ravel()
 
 
+@TABLES.register_module("significance", place=60)
 def significance_table(runs: Runs) -> Table | None:
     """Each method of one group against source, or None without a finished source to pair with."""
     found = in_axis_order(rows(runs))

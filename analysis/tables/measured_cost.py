@@ -1,13 +1,12 @@
 """The measured cost table: what `ctta-bench cost` wrote, beside what runs cost in passing."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ctta_bench.analysis.report.page import Section
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, safe_name
 from ctta_bench.analysis.tables.cost import in_bytes
 from ctta_bench.record.schema import COST, COST_SCHEMA_VERSION
@@ -63,15 +62,6 @@ def measured_table(record: Mapping[str, Any]) -> Table:
         lines=tuple((str(row["method"]), _line(row)) for row in rows),
         footnotes=tuple(_footnotes(record)),
     )
-
-
-def measured_section(records: Sequence[Mapping[str, Any]], draft: Path) -> Section:
-    """The part of a report's page about them; their tables are written below `draft`."""
-    tables = [measured_table(record) for record in records]
-    for table in tables:
-        table.write(draft / "tables")
-    text = "Methods, TENT and the plain model taking turns in one process: ratios, not seconds."
-    return Section("Measured cost", text, tables, [], cells=[])
 
 
 def _median(value: Any) -> float:

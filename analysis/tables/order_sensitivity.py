@@ -9,6 +9,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, row_labels, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked
+from ctta_bench.registry import TABLES
 
 FEWEST = 2  # orders that tell something
 RANDOM = "random"  # an order of its own for each seed
@@ -20,6 +21,7 @@ _FAMILY = [
 ]  # fmt: skip
 
 
+@TABLES.register_module("orders", place=30, of="all")
 def order_tables(runs: Runs) -> list[Table]:
     """A table for each benchmark and model that was run in at least two orders of its domains.
 

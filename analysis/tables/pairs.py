@@ -5,19 +5,21 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.figures.sweeps import in_axis_order
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.statistics import PairedDifference, holm, paired_bootstrap
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, metric_of, rows
+from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.errors import RunError
+from ctta_bench.registry import TABLES
 
 MAX_METHODS = 12  # more make a table that nobody reads: then the best so many
 RESAMPLES = {"error": 10_000, "miou": 4_000}  # enough for p below LEVEL after correction
 LEVEL = 0.05
 
 
+@TABLES.register_module("pairs", place=70)
 def pair_table(runs: Runs) -> Table | None:
     """The difference of each pair of methods of one group; None for fewer than three methods.
 

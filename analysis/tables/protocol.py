@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.figures.sweeps import in_axis_order
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.missing import listed
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
+from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked
+from ctta_bench.registry import TABLES
 
 _SETTINGS = {  # head and the column of Runs.cells, in the order of print
     "benchmark": "benchmark",
@@ -32,6 +33,7 @@ _OF_RUNS = ("metric", "seeds", "cells done")  # always in the table
 _HASH_DIGITS = 8
 
 
+@TABLES.register_module("protocols", place=10, of="all")
 def protocol_table(runs: Runs) -> Table:
     """Every setting under which runs were made: one row for each group that shares a table.
 
@@ -62,6 +64,7 @@ def _is_shared(texts: "pd.Series[str]") -> bool:
     return texts.nunique() == 1
 
 
+@TABLES.register_module("seeds", place=80)
 def seed_table(runs: Runs) -> Table | None:
     """The mean of each method of one group seed by seed; None where there is a single seed."""
     found = in_axis_order(rows(runs))

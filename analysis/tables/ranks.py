@@ -1,19 +1,17 @@
 """Mean ranks over domains and benchmarks, and the difference that chance alone seldom exceeds."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.plots import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import SOURCE, metric_of, rows
+from ctta_bench.analysis.table.rows import metric_of, rows
 from ctta_bench.analysis.table.table import Entry, Table
+from ctta_bench.registry import TABLES
 
 ALPHA = 0.05
 FEWEST_METHODS = 3
@@ -75,6 +73,12 @@ def critical_difference(methods: int, blocks: int) -> float:
     return float(q * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
+@TABLES.register_module("ranks", place=50, of="all")
+def rank_tables(runs: Runs) -> list[Table]:
+    """The ranks of each group, and those over all groups."""
+    return [rank_table(ranks) for ranks in all_ranks(runs)]
+
+
 def rank_table(ranks: Ranks) -> Table:
     """Mean ranks, best first; bold are those that do not differ significantly from the best."""
     best = float(ranks.ranks.iloc[0])
@@ -97,42 +101,6 @@ def rank_table(ranks: Ranks) -> Table:
             for (label, rank), is_level in zip(ranks.ranks.items(), level, strict=True)
         ),
     )
-
-
-def rank_figure(ranks: Ranks, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Mean ranks with half the critical difference to each side: who overlaps does not differ.
-
-    Writes stem.png, stem.pdf and stem.csv and returns their paths.
-    """
-    labels = [str(label) for label in ranks.ranks.index]
-    half = ranks.critical / 2
-    with canvas.drawing():
-        figure = canvas.figure((6.4, 1.1 + 0.26 * len(labels)), 0.9 + 0.23 * len(labels))
-        axes = figure.subplots()
-        best = float(ranks.ranks.iloc[0])
-        axes.axvspan(best - half, best + half, color="#EEEEEE", lw=0, zorder=0)
-        for place, (label, rank) in enumerate(zip(labels, ranks.ranks, strict=True)):
-            colour = SOURCE_COLOUR if label == SOURCE else COLOURS[0]
-            axes.errorbar(
-                rank, place, xerr=half, fmt="o", color=colour, ms=4.5, capsize=2.5, elinewidth=1
-            )
-        axes.set_yticks(range(len(labels)), canvas.names(labels))
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(labels) - 0.4, -0.6)
-        text = (
-            f"mean rank over {ranks.blocks} domains (1 is the best); methods whose bars do not "
-            f"overlap differ (Nemenyi, level {ALPHA}); grey: bars that reach it tie the best"
-        )
-        canvas.below(figure, text)
-        canvas.title(figure, ranks.title)
-        drawn = pd.DataFrame(
-            {
-                "method": labels,
-                "mean_rank": ranks.ranks.to_numpy(),
-                "critical_difference": ranks.critical,
-            }
-        )
-        return save_figure(figure, drawn, stem)
 
 
 def _values(group: Runs) -> pd.DataFrame:

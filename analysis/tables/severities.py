@@ -10,6 +10,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, row_labels, rows
 from ctta_bench.analysis.table.table import Table, ranked
+from ctta_bench.registry import TABLES
 
 FEWEST = 2  # severities that make a table
 _FAMILY = [  # what the protocols of one table have in common
@@ -18,6 +19,7 @@ _FAMILY = [  # what the protocols of one table have in common
 ]  # fmt: skip
 
 
+@TABLES.register_module("severities", place=40, of="all")
 def severity_tables(runs: Runs) -> list[Table]:
     """A table for each protocol that was run at several single severities.
 

@@ -14,7 +14,7 @@ from ctta_bench.measuring.memory import peak_bytes
 from ctta_bench.measuring.scene import Scene
 from ctta_bench.measuring.subjects import Steps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
-from ctta_bench.parts.injected import InjectedLinear
+from ctta_bench.parts.adapters.injected import InjectedLinear
 
 # Method and form of its product; "auto", which takes the fastest, is held to the method's goal.
 SUBJECTS = (

@@ -6,13 +6,15 @@ from matplotlib.text import Text
 
 from ctta_bench.analysis.figure import canvas as canvas_module
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas
-from ctta_bench.analysis.figure.plots import bar_figure, stream_figure
+from ctta_bench.analysis.figures.means import bar_figure
+from ctta_bench.analysis.figures.ranks import rank_figure
 from ctta_bench.analysis.figures.rounds import round_figure
+from ctta_bench.analysis.figures.stream import stream_figure
 from ctta_bench.analysis.figures.sweeps import sweep_figure, sweeps
 from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
 from ctta_bench.analysis.paper.radar import settings_figure
 from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.tables.ranks import all_ranks, rank_figure
+from ctta_bench.analysis.tables.ranks import all_ranks
 from ctta_bench.errors import ConfigError
 
 SMALLEST = 6.0  # points that are still read in print
@@ -58,12 +60,12 @@ def draw(name, runs, tmp_path, monkeypatch, canvas):
 
 
 DRAWN_IN = {
-    "bars": "ctta_bench.analysis.figure.plots.save_figure",
-    "stream": "ctta_bench.analysis.figure.plots.save_figure",
+    "bars": "ctta_bench.analysis.figures.means.save_figure",
+    "stream": "ctta_bench.analysis.figures.stream.save_figure",
     "rounds": "ctta_bench.analysis.figures.rounds.save_figure",
     "tradeoff": "ctta_bench.analysis.figures.tradeoff.save_figure",
     "settings": "ctta_bench.analysis.paper.radar.save_figure",
-    "ranks": "ctta_bench.analysis.tables.ranks.save_figure",
+    "ranks": "ctta_bench.analysis.figures.ranks.save_figure",
     "sweep": "ctta_bench.analysis.figures.sweeps.save_figure",
 }
 

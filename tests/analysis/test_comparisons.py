@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ctta_bench.analysis.figures.ranks import rank_figure
 from ctta_bench.analysis.figures.rounds import round_figure
 from ctta_bench.analysis.figures.tradeoff import on_front, tradeoff_figure
 from ctta_bench.analysis.read.collect import load
@@ -15,7 +16,6 @@ from ctta_bench.analysis.tables.protocol import protocol_table, seed_table
 from ctta_bench.analysis.tables.ranks import (
     all_ranks,
     critical_difference,
-    rank_figure,
     rank_table,
     ranks_of,
 )

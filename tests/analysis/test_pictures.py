@@ -6,11 +6,12 @@ import pytest
 from matplotlib.image import imread
 
 from ctta_bench.analysis.figure.palette import CITYSCAPES, colours_of
+from ctta_bench.analysis.figures.classes import class_figure
 from ctta_bench.analysis.figures.pictures import _width, picture_figures
 from ctta_bench.analysis.paper.printed import paper_numbers, paper_table, with_paper
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.write import write_report
-from ctta_bench.analysis.tables.classes import class_figure, class_tables
+from ctta_bench.analysis.tables.classes import class_tables
 from ctta_bench.analysis.tables.main import main_table
 from ctta_bench.datasets.io.street_classes import CLASSES as STREET_CLASSES
 from ctta_bench.datasets.io.street_classes import PALETTE

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.figure.plots import bar_figure, stream_figure
+from ctta_bench.analysis.figures.means import bar_figure
+from ctta_bench.analysis.figures.stream import stream_figure
 from ctta_bench.analysis.read.collect import RESULT_COLUMNS, batches, load
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.errors import RunError

@@ -1,9 +1,5 @@
-"""The figures of a report: means as bars, and mistakes along the stream.
+"""Mistakes along the stream, a line for each method."""
 
-Each figure is saved as PNG and PDF beside a CSV of the very numbers it draws.
-"""
-
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +9,18 @@ from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.curves import MAX_BANDS, curves, has_all_batches, window_text
+from ctta_bench.analysis.figure.style import line_style
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, short_names, source_row
+from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, short_names
 from ctta_bench.record.schema import BATCHES_FILE
+from ctta_bench.registry import FIGURES
 
-SOURCE_COLOUR = "#555555"
-# Okabe & Ito's palette without black and yellow, in an order of alternating lightness.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
-MARKERS = "osD^vP*X"
 MAX_MARKERS = 15  # per line
 _RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 
 
-def line_style(number: int, *, is_source: bool) -> dict[str, Any]:
-    """Colour, dashes and marker of the line of that number; the source model has neither mark."""
-    if is_source:
-        return {"color": SOURCE_COLOUR, "ls": DASHES[0], "marker": ""}
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "ls": DASHES[number // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
-
-
-def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The mean of each method of one group with whiskers of ± one deviation over the seeds.
-
-    Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
-    complete mean.
-    """
-    found = [row for row in rows(runs) if not np.isnan(row.mean)]
-    if not found:
-        return []
-    with canvas.drawing():
-        figure = canvas.figure((6.4, 0.9 + 0.32 * len(found)), 0.6 + 0.24 * len(found))
-        axes = figure.subplots()
-        _draw_bars(axes, found, canvas)
-        canvas.below(figure, _with_spread(metric_of(runs).text, found))
-        canvas.title(figure, title(runs))
-        drawn = pd.DataFrame(
-            [(row.label, row.mean, row.std, len(row.values)) for row in found],
-            columns=["method", "mean", "std", "seeds"],
-        )
-        return save_figure(figure, drawn, stem)
-
-
+@FIGURES.register_module("stream", place=50, text="Errors along the stream")
 def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Errors over the stream of one group, a line per method, averaged over its seeds.
 
@@ -98,51 +59,6 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
         # How many batches the average spans; none where it is that of the round.
         return save_figure(figure, drawn[columns].assign(window=window), stem)
-
-
-def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
-    positions = np.arange(len(found))
-    means = np.array([row.mean for row in found])
-    spread = np.array([0.0 if np.isnan(row.std) else row.std for row in found])
-    is_source = np.array([row.method == SOURCE for row in found])
-    for mask, colour, hatch in ((~is_source, COLOURS[0], ""), (is_source, "#BBBBBB", "///")):
-        axes.barh(
-            positions[mask], means[mask], 0.68, color=colour, hatch=hatch, edgecolor="white", lw=0
-        )
-    has_spread = spread > 0
-    axes.errorbar(
-        means[has_spread],
-        positions[has_spread],
-        xerr=spread[has_spread],
-        fmt="none",
-        ecolor="black",
-        elinewidth=1,
-        capsize=3,
-    )
-    source = source_row(found)
-    if source is not None:
-        axes.axvline(source.mean, color=SOURCE_COLOUR, ls="--", lw=1, zorder=0.5)
-    reach = (means + spread).max()
-    for position, (mean, deviation) in enumerate(zip(means, spread, strict=True)):
-        axes.text(
-            mean + deviation + 0.015 * reach,
-            position,
-            f"{mean:.1f}",
-            va="center",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over source's line
-        )
-    axes.set_xlim(0, 1.1 * reach if reach else 1)
-    axes.set_yticks(positions, canvas.names(row.label for row in found))
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-
-
-def _with_spread(text: str, found: Sequence[Row]) -> str:
-    counts = [len(row.values) for row in found]
-    if max(counts) == 1:
-        return f"mean {text}; one seed"
-    seeds = f"{max(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
-    return f"mean {text}; whiskers: ± standard deviation over {seeds} seeds"
 
 
 def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:

@@ -1,0 +1,65 @@
+"""What stands in a report: the registered tables and figures, in the order of their places."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctta_bench.analysis.figure.canvas import Canvas
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.table import Table
+from ctta_bench.registry import FIGURES, TABLES
+
+OF_ALL = "all"  # made of all runs; the others of runs that share a table
+
+
+@dataclass(frozen=True)
+class MadeTables:
+    """The tables of an entry: `shown` on the page one by one, `folded` behind a summary."""
+
+    shown: list[Table]
+    folded: list[Table]
+
+
+@dataclass(frozen=True)
+class MadeFigure:
+    """A figure of an entry; kind: how the page lays it out, paths: its PNG, PDF and CSV."""
+
+    entry: str
+    kind: str
+    text: str
+    paths: list[Path]
+
+
+def made_tables(
+    runs: Runs, of: str | None = None, against: str | None = None
+) -> dict[str, MadeTables]:
+    """The tables of these runs, by the name of the entry that made them.
+
+    `against`: what the report is held against; an entry may be made for that alone.
+    """
+    found = {}
+    for name in TABLES.in_place(of=of):
+        facts = TABLES.find(name).attributes
+        if facts.get("against") in (None, against):
+            made = TABLES.get(name)(runs)
+            tables = [made] if isinstance(made, Table) else made or []
+            shown = facts.get("shown", len(tables))
+            found[name] = MadeTables(tables[:shown], tables[shown:])
+    return found
+
+
+def made_figures(runs: Runs, stem: Path, canvas: Canvas, of: str | None = None) -> list[MadeFigure]:
+    """The figures of these runs, their files beside `stem`.
+
+    An entry with a `text` draws one figure at stem-NAME; another draws several, whose names it
+    chooses itself, each with its text.
+    """
+    found = []
+    for name in FIGURES.in_place(of=of):
+        facts, draw = FIGURES.find(name).attributes, FIGURES.get(name)
+        if "text" in facts:
+            drawn = [(facts["text"], draw(runs, stem.with_name(f"{stem.name}-{name}"), canvas))]
+        else:
+            drawn = draw(runs, stem, canvas)
+        kind = facts.get("kind", name)
+        found += [MadeFigure(name, kind, text, paths) for text, paths in drawn if paths]
+    return found

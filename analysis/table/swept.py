@@ -1,0 +1,73 @@
+"""Which hyper-parameter a method's rows sweep, and the order of rows along it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ctta_bench.analysis.table.rows import Row
+
+FEWEST = 3  # values that make a curve
+
+
+def in_axis_order(found: Sequence[Row]) -> list[Row]:
+    """Rows of a swept method by the swept value, at the place of its best; the others as they are.
+
+    Rows that differ in more numbers than the swept one stand line by line, as in the figure.
+    """
+    ordered: list[Row] = []
+    for row in found:
+        of_method = [other for other in found if other.method == row.method]
+        settings = [numbers_of(other) for other in of_method]
+        key = swept_key(settings)
+        if key is None:
+            ordered.append(row)
+        elif row is of_method[0]:
+            places = [
+                (line, values.get(key, np.inf))
+                for values, line in zip(settings, what_else_differs(of_method, key), strict=True)
+            ]
+            order = sorted(range(len(of_method)), key=places.__getitem__)
+            ordered += [of_method[place] for place in order]
+    return ordered
+
+
+def values_of(row: Row) -> dict[str, Any]:
+    """The hyper-parameters of a row."""
+    values: dict[str, Any] = json.loads(str(row.cells["hyperparameters"].iloc[0]))
+    return values
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """The hyper-parameters of a row that are numbers."""
+    return {
+        key: value
+        for key, value in values_of(row).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def swept_key(settings: Sequence[dict[str, float]]) -> str | None:
+    """The key with the most values, if they are enough for a curve."""
+    names = {key for values in settings for key in values}
+    counts = {
+        key: len({values[key] for values in settings if key in values}) for key in sorted(names)
+    }
+    key = max(counts, key=lambda name: counts[name], default=None)
+    return key if key is not None and counts[key] >= FEWEST else None
+
+
+def what_else_differs(found: Sequence[Row], key: str) -> list[str]:
+    """For each row what else differs: ` std_weight=0.1`; numbers, words and switches alike."""
+    settings = [
+        {name: _shown(value) for name, value in values_of(row).items() if name != key}
+        for row in found
+    ]
+    names = sorted({name for values in settings for name in values})
+    differing = [k for k in names if len({values.get(k) for values in settings}) > 1]
+    return ["".join(f" {name}={values.get(name)}" for name in differing) for values in settings]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
