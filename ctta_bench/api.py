@@ -14,19 +14,13 @@ from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
 from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
 from ctta_bench.run.checkpoint import Progress
-from ctta_bench.run.engine import (
-    make_result,
-    play,
-    scorer_of,
-    source_accuracy,
-    source_data,
-)
-from ctta_bench.run.environment import usable_cores
+from ctta_bench.run.engine import make_result, run_stream
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.open import OpenBenchmark, source_accuracy, source_data
 from ctta_bench.scoring.classification import Scores
 from ctta_bench.scoring.segmentation import MapScores
 from ctta_bench.source_models.pretrained import load_source_model
-from ctta_bench.stream import Benchmark, Stream, batch_domains
+from ctta_bench.stream import Benchmark
 from ctta_bench.stream.loading import named_failures
 
 
@@ -119,17 +113,14 @@ def evaluate(
     `workers` processes load images ahead. Raises DataError if data is missing, the model is near
     chance on source images, or it has other classes than the benchmark.
     """
-    problems = benchmark.problems()
-    if problems:
-        raise DataError(f"{benchmark.name}: {problems[0]}")
+    opened = OpenBenchmark(benchmark=benchmark, seed=seed, workers=workers)
     _check_classes(method.model, benchmark)
-    benchmark.make_ready(lambda what, done, total: None, usable_cores())
-    stream = Stream(batch_domains(benchmark), benchmark.settings, seed)
+    stream = opened.stream()
     accuracy = source_accuracy(benchmark, method.model)
     method.start(source_data(benchmark, method, seed, workers))
-    progress = Progress(scorer_of(benchmark))
+    progress = Progress(opened.scorer())
     with named_failures(workers):
-        play(method, stream, progress, workers=workers, loggers=loggers)
+        run_stream(method, stream, progress, workers=workers, loggers=loggers)
     record = make_result("", method, stream, progress)
     record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
     return Result(record, progress.scorer.joined(progress.joined()))

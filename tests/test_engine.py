@@ -24,6 +24,7 @@ from ctta_bench.registry import METHODS
 from ctta_bench.run.checkpoint import resume
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from tests.conftest import TOY
 from tests.launches import recorded
 from tests.methods import NETWORKS
@@ -142,7 +143,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    folder = RunFolder(Path(sys.argv[2], method))\n"
         "    at = KillAfter(fates(method)[0])\n"
         "    try:\n"
-        "        run_cell(cell(method), folder, loggers=[at], checkpoint_batches=2)\n"
+        "        run_cell(cell(method), folder, RunOptions(loggers=[at], checkpoint='2'))\n"
         "    finally:\n"
         "        os._exit(1)\n"
     )
@@ -158,7 +159,7 @@ def test_a_run_that_is_killed_then_interrupted_at_random_batches_ends_with_the_s
     chosen, cut, whole = cell(method), killed / method, killed / f"{method}-whole"
     run_cell(chosen, RunFolder(whole))
     with pytest.raises(KeyboardInterrupt):
-        run_cell(chosen, RunFolder(cut), loggers=[StopAfter(fates(method)[1])])
+        run_cell(chosen, RunFolder(cut), RunOptions(loggers=[StopAfter(fates(method)[1])]))
     assert (cut / "state.pt").exists()
     assert not (cut / "result.json").exists()
     run_cell(chosen, RunFolder(cut))
@@ -166,9 +167,10 @@ def test_a_run_that_is_killed_then_interrupted_at_random_batches_ends_with_the_s
     assert recorded(cut) == recorded(whole)
 
 
-def interrupted(folder: Path, batch: int, **kwargs: Any) -> None:
+def interrupted(folder: Path, batch: int, checkpoint: str = "20s") -> None:
+    options = RunOptions(loggers=[StopAfter(batch)], checkpoint=checkpoint)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(cell(), RunFolder(folder), loggers=[StopAfter(batch)], **kwargs)
+        run_cell(cell(), RunFolder(folder), options)
 
 
 def test_an_interrupt_within_the_last_batch_passes_after_the_result(tmp_path: Path) -> None:
@@ -186,14 +188,14 @@ def truncate(file: Path, share: float = 0.5) -> None:
 @pytest.mark.parametrize("name", ["state.pt", "batches.jsonl"])
 def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     run_cell(cell(), RunFolder(tmp_path / "whole"))
-    interrupted(tmp_path / "cut", 8, checkpoint_batches=2)
+    interrupted(tmp_path / "cut", 8, checkpoint="2")
     truncate(tmp_path / "cut" / name)
     run_cell(cell(), RunFolder(tmp_path / "cut"))
     assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: Path) -> None:
-    interrupted(tmp_path, 8, checkpoint_batches=3)  # checkpoints at 3, 6 and, stopping, 9 batches
+    interrupted(tmp_path, 8, checkpoint="3")  # checkpoints at 3, 6 and, stopping, 9 batches
     truncate(tmp_path / "state.pt")
     run_cell(cell(), RunFolder(tmp_path))
     log = (tmp_path / "log.txt").read_text()
@@ -202,7 +204,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path:
 
 
 def test_with_both_checkpoints_damaged_the_stream_begins_anew_and_says_so(tmp_path: Path) -> None:
-    interrupted(tmp_path / "cut", 8, checkpoint_batches=3)
+    interrupted(tmp_path / "cut", 8, checkpoint="3")
     truncate(tmp_path / "cut" / "state.pt")
     (tmp_path / "cut" / "state.previous.pt").write_bytes(b"nonsense")
     run_cell(cell(), RunFolder(tmp_path / "whole"))
@@ -222,7 +224,7 @@ def test_a_finished_cell_is_kept_and_not_touched(tmp_path: Path) -> None:
 def test_force_runs_a_finished_cell_again(tmp_path: Path) -> None:
     run_cell(cell(), RunFolder(tmp_path))
     before = (tmp_path / "result.json").stat().st_mtime_ns
-    run_cell(cell(), RunFolder(tmp_path), force=True)
+    run_cell(cell(), RunFolder(tmp_path), RunOptions(force=True))
     assert (tmp_path / "result.json").stat().st_mtime_ns > before
 
 
@@ -284,27 +286,24 @@ def test_a_slow_logger_or_none_changes_no_result(tmp_path: Path) -> None:
             torch.rand(3)
             time.sleep(0.001)
 
-    run_cell(cell("paid"), RunFolder(tmp_path / "a"), loggers=[Noisy()])
+    run_cell(cell("paid"), RunFolder(tmp_path / "a"), RunOptions(loggers=[Noisy()]))
     run_cell(cell("paid"), RunFolder(tmp_path / "b"))
     assert recorded(tmp_path / "a") == recorded(tmp_path / "b")
 
 
 def test_a_method_built_another_way_cannot_take_the_state(tmp_path: Path) -> None:
     from ctta_bench.errors import MethodError
-    from ctta_bench.run.engine import build_benchmark, build_method
-    from ctta_bench.stream import Stream, batch_domains
+    from ctta_bench.run.open import open_cell
 
     interrupted(tmp_path, 4)
     other = cell("paid", set={"rank": 4})
-    benchmark = build_benchmark(other)
-    method = build_method(other, torch.device("cpu"))
-    stream = Stream(batch_domains(benchmark), benchmark.settings, 0)
+    opened = open_cell(other)
     with pytest.raises(MethodError):
-        resume(RunFolder(tmp_path), method, stream)
+        resume(RunFolder(tmp_path), opened.method(), opened.stream())
 
 
 def test_tensorboard_is_written_beside_the_lines(tmp_path: Path) -> None:
     from ctta_bench.run.loggers import make_loggers
 
-    run_cell(cell(), RunFolder(tmp_path), loggers=make_loggers(("tensorboard",)))
+    run_cell(cell(), RunFolder(tmp_path), RunOptions(loggers=make_loggers(("tensorboard",))))
     assert list((tmp_path / "tensorboard").glob("events*"))

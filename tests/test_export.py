@@ -22,6 +22,7 @@ from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.export import export, plain_state
+from ctta_bench.run.options import RunOptions
 from tests.methods import build, pictures, toy
 
 # Methods whose scored logits no plain network gives, and the reason that is told.
@@ -169,10 +170,10 @@ def test_a_done_cell_without_its_models_asks_for_force(folder: RunFolder) -> Non
     for keep in ("last", "domains"):
         with pytest.raises(RunError, match=rf"without the models .*{keep} .* use --force"):
             run_cell(resolve(request(keep_models=keep)), folder)
-    run_cell(resolve(request()), folder, force=True)
+    run_cell(resolve(request()), folder, RunOptions(force=True))
     assert len(models(folder)) == 3
     run_cell(resolve(request(keep_models="last")), folder)  # the last domain's will do
-    run_cell(resolve(request(keep_models="none")), folder, force=True)
+    run_cell(resolve(request(keep_models="none")), folder, RunOptions(force=True))
     assert models(folder) == {}
 
 
@@ -180,13 +181,14 @@ def test_a_grid_says_so_of_its_done_cells(tmp_path: Path, toy: None) -> None:
     file = tmp_path / "kept.yaml"
     text = "methods: [source]\nbenchmarks: [toy]\nset: {examples: 8}\n"
     file.write_text(text, encoding="utf-8")
-    options: dict[str, Any] = {"device": "cpu", "make_loggers": lambda cell: []}
-    run_grid(expand(load_experiment(str(file))), tmp_path / "runs", **options)
+    runs, none = tmp_path / "runs", lambda step: ()
+    run_grid(expand(load_experiment(str(file))), runs, RunOptions(), make_loggers=none)
     file.write_text(text + "keep_models: last\n", encoding="utf-8")
     cells = expand(load_experiment(str(file)))
-    assert "use --force" in run_grid(cells, tmp_path / "runs", **options).failed[cells[0].id]
-    assert not run_grid(cells, tmp_path / "runs", force=True, **options).failed
-    assert (tmp_path / "runs" / cells[0].id / "models/last.safetensors").is_file()
+    refused = run_grid(cells, runs, RunOptions(), make_loggers=none)
+    assert "--force" in refused.failed[cells[0].id]
+    assert not run_grid(cells, runs, RunOptions(force=True), make_loggers=none).failed
+    assert (runs / cells[0].id / "models/last.safetensors").is_file()
     kept_none = expand(load_experiment(str(file)), keep_models="none")
     assert kept_none[0].request.keep_models == "none"
 
@@ -213,8 +215,10 @@ def test_an_interrupted_run_ends_with_the_same_models(
     whole = RunFolder(tmp_path / "whole")
     run_cell(resolve(request()), whole)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(resolve(request()), folder, loggers=[stop_after(batches)], checkpoint_batches=2)
-    run_cell(resolve(request()), folder, checkpoint_batches=2)
+        run_cell(
+            resolve(request()), folder, RunOptions(loggers=[stop_after(batches)], checkpoint="2")
+        )
+    run_cell(resolve(request()), folder, RunOptions(checkpoint="2"))
     expected, found = models(whole), models(folder)
     assert list(found) == list(expected)
     for name, state in expected.items():
@@ -226,7 +230,7 @@ def test_a_run_that_kept_nothing_before_it_was_interrupted_cannot_go_on_keeping(
 ) -> None:
     nothing = resolve(request(keep_models="none"))
     with pytest.raises(KeyboardInterrupt):
-        run_cell(nothing, folder, loggers=[stop_after(8)], checkpoint_batches=1)
+        run_cell(nothing, folder, RunOptions(loggers=[stop_after(8)], checkpoint="1"))
     with pytest.raises(RunError, match=r"00-clean.safetensors: was not kept before .* --force"):
         run_cell(resolve(request()), folder)
     run_cell(resolve(request(keep_models="last")), folder)
@@ -305,7 +309,7 @@ def test_a_broken_model_is_not_exported(folder: RunFolder, tmp_path: Path) -> No
 
 def test_an_unfinished_run_exports_a_domain_but_no_end(folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_cell(resolve(request()), folder, loggers=[stop_after(8)])
+        run_cell(resolve(request()), folder, RunOptions(loggers=[stop_after(8)]))
     with pytest.raises(RunError, match="is not done; finish it, or name a --domain that is"):
         export(folder.path, tmp_path / "out.safetensors")
     assert export(folder.path, tmp_path / "out.safetensors", domain="clean").stem == "00-clean"

@@ -19,6 +19,7 @@ from ctta_bench.errors import DataError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from ctta_bench.stream import ArrayImages, Domain, SourceData, Stream, StreamSettings, as_input
 from ctta_bench.stream.loading import default_workers, find_damaged, load_ahead, named_failures
 from tests.datasets.layouts import picture
@@ -238,7 +239,7 @@ def run(
         set={"image_size": 16, "batch_size": 6, "order": "shuffled"},
     )
     cell = resolve(request)
-    run_cell(cell, RunFolder(out), **options)
+    run_cell(cell, RunFolder(out), RunOptions(**options))
     lines = [json.loads(line) for line in (out / "batches.jsonl").read_text().splitlines()]
     return {
         "id": cell.id,

@@ -34,6 +34,7 @@ from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, METHODS, MODELS, load_plugin
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.open import source_data
+from ctta_bench.run.options import RunOptions
 from ctta_bench.stream import ArrayImages, ImageSet
 from tests.conftest import TOY
 from tests.methods import build, pictures, tensors
@@ -419,7 +420,7 @@ def test_a_progress_line_and_the_size_of_the_source_change_no_bit(
     fewer = ArrayImages(images.images[:30], images.labels[:30])
     monkeypatch.setattr(BENCHMARKS.get("toy"), "source", lambda self: fewer)
     watcher = ConsoleProgress(Console(force_terminal=True, file=io.StringIO()), "cell")
-    run_cell(cell, RunFolder(tmp_path / "watched"), loggers=[watcher])
+    run_cell(cell, RunFolder(tmp_path / "watched"), RunOptions(loggers=[watcher]))
     bare, watched = ((tmp_path / n / "predictions.npz") for n in ("bare", "watched"))
     assert bare.read_bytes() == watched.read_bytes()
 

@@ -26,6 +26,7 @@ from ctta_bench.record.status import status
 from ctta_bench.registry import METHODS
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from ctta_bench.run.warmups import read_learnt, run_warmup
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -45,7 +46,7 @@ def with_(**changes: Any) -> dict[str, Any]:
 
 
 def run(chosen: Cell, directory: Path, **options: Any) -> dict[str, Any]:
-    return run_cell(chosen, RunFolder(directory / chosen.id), **options)
+    return run_cell(chosen, RunFolder(directory / chosen.id), RunOptions(**options))
 
 
 def predictions(directory: Path, chosen: Cell) -> dict[str, Any]:
@@ -113,11 +114,12 @@ def test_its_result_sums_the_training_up(finished: Path) -> None:
 
 def test_the_cell_is_that_of_a_warm_up_in_its_own_process_to_the_bit(finished: Path) -> None:
     from ctta_bench.api import evaluate
-    from ctta_bench.run.open import build_benchmark, build_method
+    from ctta_bench.run.open import open_cell
 
     chosen = cell()
-    method = build_method(chosen, torch.device("cpu"))
-    scores = evaluate(method, build_benchmark(chosen)).scores
+    opened = open_cell(chosen)
+    method = opened.method()
+    scores = evaluate(method, opened.benchmark).scores
     assert predictions(finished, chosen)["nll"] == scores.nll.tolist()
 
 
@@ -153,7 +155,7 @@ def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
 ) -> None:
     folder = RunFolder(tmp_path / cell().warmup["id"])
     with pytest.raises(KeyboardInterrupt):
-        run_warmup(cell(), folder, loggers=[StopAt(3)])
+        run_warmup(cell(), folder, RunOptions(loggers=[StopAt(3)]))
     state = folder.file("state.pt")
     state.write_bytes(state.read_bytes()[:keep])
     run_warmup(cell(), folder)
@@ -283,7 +285,7 @@ def test_rows_tell_the_warm_up_only_from_the_adapted_and_from_the_cold(copied: P
     outcome = run_grid(
         cells,
         copied,
-        device="cpu",
+        RunOptions(),
         make_loggers=lambda step: (),
         on_step=lambda number, step, state: told.append(f"{number} {state}"),
     )
@@ -311,7 +313,7 @@ def test_cells_of_a_failed_warm_up_are_not_tried(
         raise RunError("the loss has no gradient")
 
     monkeypatch.setattr(Warmup, "updates", fail)
-    outcome = run_grid(experiment({}), tmp_path, device="cpu", make_loggers=lambda step: ())
+    outcome = run_grid(experiment({}), tmp_path, RunOptions(), make_loggers=lambda step: ())
     (warmup, *others) = outcome.failed
     assert warmup.startswith("warmup-") and len(others) == 2
     assert all("its warm-up warmup-" in outcome.failed[name] for name in others)
@@ -330,10 +332,10 @@ def test_a_cell_that_does_not_adapt_is_the_warmed_model_on_every_image(copied: P
     )
     learnt = load_file(warmup_folder(copied) / "warmup.safetensors")
     kind = METHODS.get("lora")
-    from ctta_bench.run.open import build_method
+    from ctta_bench.run.open import open_cell
     from tests.methods import source_images, toy
 
-    method: Any = build_method(chosen, torch.device("cpu"))
+    method: Any = open_cell(chosen).method()
     assert type(method) is kind
     method.start(source_images(labelled=True), learnt)
     images = toy.Toy().domain("noise").load(np.arange(40)).float() / 255

@@ -13,7 +13,8 @@ from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS
 from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.engine import run_cell
-from ctta_bench.run.open import build_benchmark, build_method, source_data
+from ctta_bench.run.open import open_cell
+from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import SourceProbe
 from tests.launches import recorded
 from tests.methods import NETWORKS
@@ -42,12 +43,12 @@ def bits(tree: Any) -> Any:
 
 @pytest.mark.parametrize("name", [n for n in CLASSIFYING if not METHODS.get(n).learns_labels])
 def test_a_probe_leaves_every_method_as_it_was(name: str) -> None:
-    request = cell(name)
-    benchmark, method = build_benchmark(request), build_method(request, torch.device("cpu"))
-    method.start(source_data(benchmark, method, 0))
+    opened = open_cell(cell(name, probe="domains"))
+    method = opened.method()
+    method.start(opened.source(method))
     method(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
     before, passes = bits(method.state_dict()), method.passes.forward_images
-    probe, progress = SourceProbe(benchmark, method, "domains", 6, 1), Progress()
+    probe, progress = SourceProbe(opened, method, 6), Progress()
     probe.domain_ended(progress)
     assert bits(method.state_dict()) == before
     assert method.passes.forward_images == passes
@@ -55,8 +56,8 @@ def test_a_probe_leaves_every_method_as_it_was(name: str) -> None:
 
 
 def test_a_method_that_is_moved_by_predicting_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = cell()
-    benchmark, method = build_benchmark(request), build_method(request, torch.device("cpu"))
+    opened = open_cell(cell(probe="domains"))
+    method = opened.method()
     method.seen = torch.zeros(())  # type: ignore[attr-defined]
 
     def predict(self: Any, images: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def test_a_method_that_is_moved_by_predicting_is_set_back(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(method), "predict", predict)
     method.start()
-    SourceProbe(benchmark, method, "domains", 6, 1).domain_ended(Progress())
+    SourceProbe(opened, method, 6).domain_ended(Progress())
     assert method.seen == 0  # type: ignore[attr-defined]
 
 
@@ -89,7 +90,9 @@ def test_rounds_are_probed_at_their_ends_and_a_run_that_goes_on_probes_none_twic
     whole = run_cell(cell(probe="rounds", set=settings), RunFolder(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
         run_cell(
-            cell(probe="rounds", set=settings), RunFolder(tmp_path), loggers=[StopAfter(5)]
+            cell(probe="rounds", set=settings),
+            RunFolder(tmp_path),
+            RunOptions(loggers=[StopAfter(5)]),
         )  # the last batch of the first round
     resumed = run_cell(cell(probe="rounds", set=settings), RunFolder(tmp_path))
     assert [probe["batches"] for probe in whole["source_probes"]] == [0, 6, 12]

@@ -15,7 +15,8 @@ from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
 from ctta_bench.run.engine import run_cell
-from ctta_bench.run.open import build_method, build_model, source_accuracy, source_data
+from ctta_bench.run.open import open_cell, source_accuracy, source_data
+from ctta_bench.run.options import RunOptions
 from ctta_bench.run.source_cache import fingerprint_of
 from ctta_bench.stream import ArrayImages, SourceData, Stream, batch_domains
 from tests.conftest import TOY
@@ -115,7 +116,7 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_pictures(
     chosen = cell("tent", set={"rounds": 2})
     run_cell(chosen, RunFolder(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        run_cell(chosen, RunFolder(tmp_path / "cut"), loggers=[StopAfter(batch)])
+        run_cell(chosen, RunFolder(tmp_path / "cut"), RunOptions(loggers=[StopAfter(batch)]))
     run_cell(chosen, RunFolder(tmp_path / "cut"))
     assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
     whole, cut = ((tmp_path / name / "pictures.npz").read_bytes() for name in ("whole", "cut"))
@@ -209,7 +210,7 @@ def test_a_model_near_chance_is_refused(tmp_path: Path) -> None:
             maps = np.where(images.label_maps == 255, 255, (images.label_maps + 1) % 10)
             return type(images)(images.images, maps.astype(np.uint8))
 
-    model = build_model(cell(), torch.device("cpu"))
+    model = open_cell(cell()).model()
     with pytest.raises(DataError, match=r"reaches an mIoU of .* on 7 source images of toy_maps"):
         source_accuracy(Shifted(), model)
 
@@ -230,7 +231,7 @@ def test_a_source_set_without_maps_serves_no_method_that_reads_labels() -> None:
             images = super().source()
             return ArrayImages(images.images, images.labels)
 
-    method = build_method(cell("source"), torch.device("cpu"))
+    method = open_cell(cell("source")).method()
     assert source_accuracy(Unlabelled(), method.model) is None
     method.source_access = "unlabelled"
     assert len(source_data(Unlabelled(), method, 0)) == 7  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Source statistics: made once for a model and its source images, the same to the bit, checked."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import DataError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.run.engine import run_cell
-from ctta_bench.run.open import build_benchmark, build_method, source_data
+from ctta_bench.run.open import open_cell, source_data
 from ctta_bench.run.source_cache import SourceCache, fingerprint_of
 from ctta_bench.stream import ArrayImages, SourceData
 
@@ -32,13 +31,9 @@ def cell(root: Path, **values: Any) -> Cell:
 
 def statistics(chosen: Cell, said: list[str] | None = None) -> dict[str, Tensor]:
     """What a cell takes for the source's mean and deviation, as the engine prepares it."""
-    method: Any = build_method(chosen, CPU)
-    sha256 = chosen.record["model"]["sha256"]
-    say: Callable[[str], None] = (said if said is not None else []).append
-    source = source_data(
-        build_benchmark(chosen), method, chosen.request.seed, model_sha256=sha256, say=say
-    )
-    method.start(source)
+    opened = open_cell(chosen)
+    method: Any = opened.method()
+    method.start(opened.source(method, (said if said is not None else []).append))
     return {"mean": method.source.mean, "std": method.source.std}
 
 
@@ -55,8 +50,9 @@ def bits(found: dict[str, Tensor]) -> dict[str, list[float]]:
 
 def test_stored_statistics_are_the_computed_ones_to_the_bit(tmp_path: Path) -> None:
     chosen = cell(tmp_path)
-    method: Any = build_method(chosen, CPU)
-    method.start(source_data(build_benchmark(chosen), method, 0))  # nothing is kept here
+    opened = open_cell(chosen)
+    method: Any = opened.method()
+    method.start(source_data(opened.benchmark, method, 0))  # nothing is kept here
     plain = {"mean": method.source.mean, "std": method.source.std}
     assert stored(tmp_path) == []
     first, second = statistics(chosen), statistics(chosen)

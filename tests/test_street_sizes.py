@@ -22,7 +22,7 @@ from ctta_bench.errors import DataError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, METHODS, load_plugin
 from ctta_bench.run.engine import run_cell
-from ctta_bench.run.open import build_method, norm_statistics
+from ctta_bench.run.open import norm_statistics, open_cell
 from tests.conftest import TOY
 from tests.datasets.test_cityscapes_acdc import save
 from tests.methods import changed, tensors, toy
@@ -143,7 +143,7 @@ def test_a_segformer_serves_one_picture_on_a_cpu_and_the_record_tells_its_norms(
 
 def test_source_leaves_the_running_statistics_of_a_segformer_as_they_were(small: Path) -> None:
     made = cell(small, model="toy_segformer", **{"benchmark.scale": [64, 64]})
-    method = build_method(made, torch.device("cpu"))
+    method = open_cell(made).method()
     before = tensors(method.model)
     for _ in range(3):
         method(torch.rand(1, 3, 64, 64))

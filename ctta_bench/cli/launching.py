@@ -27,9 +27,10 @@ from ctta_bench.record.schema import RESULT_FILE
 
 if TYPE_CHECKING:
     from ctta_bench.launch.begin import Options, Selection
+    from ctta_bench.launch.local import Share
     from ctta_bench.launch.profiles import Profile
-    from ctta_bench.launch.resources import Share
     from ctta_bench.launch.steps import Outcome, Step
+    from ctta_bench.source_models.shared import Models
 
 EXECUTORS = ("local", "slurm", "debug")
 
@@ -128,15 +129,18 @@ def grid(
     if not options.dry_run:
         check_writable(directory)
     profile = _profile(executor, options.profile, options.jobs)
+    from ctta_bench.source_models.shared import Models
+
+    models = Models(several=True)
     cells, problems = expand_checked(
         described,
         benchmarks=tuple(options.benchmark or ()),
         seeds=seeds_of(options.seeds),
         overrides=given.pop("set"),
+        models=models,
         **given,
     )
-    from ctta_bench.launch.begin import Options, select
-    from ctta_bench.launch.checks import missing_data
+    from ctta_bench.launch.begin import Options, missing_data, select
     from ctta_bench.launch.steps import schedule
     from ctta_bench.run.loggers import make_loggers
 
@@ -158,7 +162,7 @@ def grid(
         share = _share(
             executor, options.jobs, options.cells_per_gpu, options.device, len(chosen.todo)
         )
-        _run_here(chosen, directory, share, launch, options.quiet)
+        _run_here(chosen, directory, share, launch, options.quiet, models)
     _tell_outcome(chosen.outcome, directory, submitted=profile is not None)
 
 
@@ -194,8 +198,8 @@ def _tell_plan(
     if len(left) < len(steps):
         parts[0] += f", {len(steps) - len(left)} of them done"
     if profile is not None:
-        from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
         from ctta_bench.launch.scheduler import array_limit
+        from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
 
         ordered = in_order(left)
         packs = pack(ordered, profile.cells_per_job)
@@ -238,7 +242,7 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
 def _share(
     executor: str, jobs: int | None, cells_per_gpu: int, device: str | None, steps: int
 ) -> "Share":
-    from ctta_bench.launch.resources import Share, share_out
+    from ctta_bench.launch.local import Share, share_out
 
     if executor == "debug":
         return Share(1, None, None)
@@ -246,12 +250,17 @@ def _share(
 
 
 def _run_here(
-    chosen: "Selection", directory: Path, share: "Share", options: "Options", quiet: bool
+    chosen: "Selection",
+    directory: Path,
+    share: "Share",
+    options: "Options",
+    quiet: bool,
+    models: "Models",
 ) -> None:
     from ctta_bench.cli.console import count_lines
     from ctta_bench.launch.begin import run_local
     from ctta_bench.launch.running import run_steps
-    from ctta_bench.launch.steps import lay_down
+    from ctta_bench.launch.steps import write_planned
 
     for step, job in chosen.queued.items():
         error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
@@ -259,6 +268,7 @@ def _run_here(
     tell: Callable[[int, str, str], None] = count_lines(Console(stderr=True, quiet=quiet), total)
     if share.jobs > 1 and total:
         number = {step.id: n for n, step in enumerate(chosen.todo)}
+        models.drop()  # workers read their own
         run_local(
             chosen.todo,
             directory,
@@ -271,8 +281,9 @@ def _run_here(
     if share.devices and share.devices[0] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = share.devices[0]
     from ctta_bench.run.environment import default_device
+    from ctta_bench.run.options import RunOptions
 
-    lay_down(chosen.todo, directory)
+    write_planned(chosen.todo, directory)
     noted: list[str] = []  # over all cells
     place = {step.id: f"{n + 1}/{total} " for n, step in enumerate(chosen.todo)}
 
@@ -282,12 +293,13 @@ def _run_here(
     run_steps(
         chosen.todo,
         directory,
-        device=options.device or default_device(),
-        force=options.force,
-        checkpoint=options.checkpoint,
+        RunOptions(
+            options.device or default_device(), options.force, checkpoint=options.checkpoint
+        ),
         make_loggers=loggers,
         on_step=lambda n, step, state: tell(n, step.id, state),
         outcome=chosen.outcome,
+        models=models,
     )
 
 

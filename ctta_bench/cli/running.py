@@ -31,7 +31,7 @@ def _settings() -> list[str]:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class CommandOptions:
     """What `run` is asked beside the options of its cell."""
 
     setting: Annotated[
@@ -62,7 +62,7 @@ class RunOptions:
 
 
 @command
-def run(request: Annotated[CellRequest, Asked("run")], options: RunOptions) -> None:
+def run(request: Annotated[CellRequest, Asked("run")], options: CommandOptions) -> None:
     """Run one method on one benchmark.
 
     Example: `ctta-bench run tent fashion_c --set lr=1e-3 --set examples=100 --seed 1`
@@ -70,23 +70,22 @@ def run(request: Annotated[CellRequest, Asked("run")], options: RunOptions) -> N
     as_json = check_format(options.format)
     from ctta_bench.config.cell import resolve
     from ctta_bench.record.folder import RunFolder, check_writable
+    from ctta_bench.source_models.shared import Models
 
     check_writable(options.out)
     load_plugins(options.plugin)
-    cell = resolve(options.completed(request))
+    models = Models()
+    cell = resolve(options.completed(request), models)
     folder = RunFolder(options.out / cell.id)
     from ctta_bench.cli.console import model_line, result_table, updates_line
     from ctta_bench.run.engine import run_cell
     from ctta_bench.run.environment import default_device
+    from ctta_bench.run.options import RunOptions
 
     was_done = folder.is_done and not options.force
-    result = run_cell(
-        cell,
-        folder,
-        device=options.device or default_device(),
-        force=options.force,
-        loggers=cell_loggers(options.log, options.quiet or as_json, cell.id),
-    )
+    loggers = cell_loggers(options.log, options.quiet or as_json, cell.id)
+    how = RunOptions(options.device or default_device(), options.force, loggers)
+    result = run_cell(cell, folder, how, models=models)
     if as_json:
         print_json(result | {"folder": str(folder.path)})
         return

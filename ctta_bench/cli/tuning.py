@@ -28,6 +28,7 @@ from ctta_bench.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from ctta_bench.analysis.table.table import Table
     from ctta_bench.launch.steps import Outcome
+    from ctta_bench.source_models.shared import Models
     from ctta_bench.tuning.choice import Tuned
     from ctta_bench.tuning.plan import Plan
     from ctta_bench.tuning.trials import Trial
@@ -67,8 +68,9 @@ def tune(
     from ctta_bench.cli.launching import seeds_of
     from ctta_bench.config.experiment import expand
     from ctta_bench.config.validation import parse_assignments, validate
-    from ctta_bench.launch.checks import missing_data
+    from ctta_bench.launch.begin import missing_data
     from ctta_bench.record.folder import check_writable, write_yaml
+    from ctta_bench.source_models.shared import Models
     from ctta_bench.tuning.choice import write
     from ctta_bench.tuning.plan import Plan, hold_out
     from ctta_bench.tuning.trials import experiment, trials
@@ -93,7 +95,8 @@ def tune(
     domains = hold_out(plan, data_root)
     planned = {name: trials(name, plan) for name in names}
     described = experiment(planned, plan, domains)
-    cells = expand(described, data_root=data_root, workers=workers)
+    models = Models(several=True)
+    cells = expand(described, data_root=data_root, workers=workers, models=models)
     if missing := missing_data(cells):
         raise ConfigError(f"tune {plan.benchmark}: " + "\n  ".join(missing))
     directory = out or Path("runs") / plan.name
@@ -106,7 +109,7 @@ def tune(
             f"{directory}` runs them anywhere, and this command without --dry-run then chooses"
         )
         return
-    elsewhere = _run(cells, directory, device, quiet or as_json).elsewhere
+    elsewhere = _run(cells, directory, device, quiet or as_json, models).elsewhere
     if elsewhere:
         raise RunError(
             f"another process has {len(elsewhere)} trials ({elsewhere[0]}, ...): when they are "
@@ -147,7 +150,9 @@ def _choose(
     return found, problems
 
 
-def _run(cells: Any, directory: Path, device: str | None, quiet: bool) -> "Outcome":
+def _run(
+    cells: Any, directory: Path, device: str | None, quiet: bool, models: "Models"
+) -> "Outcome":
     from rich.console import Console
 
     from ctta_bench.cli.console import count_lines
@@ -155,6 +160,7 @@ def _run(cells: Any, directory: Path, device: str | None, quiet: bool) -> "Outco
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule
     from ctta_bench.run.environment import default_device
+    from ctta_bench.run.options import RunOptions
 
     total = len(schedule(cells))
     tell = count_lines(Console(stderr=True, quiet=quiet), total)
@@ -162,9 +168,10 @@ def _run(cells: Any, directory: Path, device: str | None, quiet: bool) -> "Outco
     return run_grid(
         cells,
         directory,
-        device=device or default_device(),
+        RunOptions(device or default_device()),
         make_loggers=lambda step: cell_loggers(None, quiet, step.id, "", noted),
         on_step=lambda number, step, state: tell(number, step.id, state),
+        models=models,
     )
 
 

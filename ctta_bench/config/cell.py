@@ -5,7 +5,6 @@ decides its numbers: hyper-parameters, stream, weights, pre-processing, precisio
 device, plug-ins' places and the executor are not part of it.
 """
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,9 @@ from ctta_bench.method.hyperparameters import OptimizerHyperparameters
 from ctta_bench.record.schema import SCHEMA_VERSION, WARM_UP, cell_id, identity, slug_of
 from ctta_bench.registry import BENCHMARKS, METHODS
 
-if TYPE_CHECKING:
-    from ctta_bench.stream import StreamSettings  # at run time it would load torch
+if TYPE_CHECKING:  # at run time they would load torch
+    from ctta_bench.source_models.shared import Models
+    from ctta_bench.stream import StreamSettings
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,11 @@ def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
     }
 
 
-def _model_facts(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Fingerprint and pre-processing of a model."""
-    from ctta_bench.source_models.shared import stamp_of
+def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
+    """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError.
 
-    return _read_facts(name, stamp_of(name, options), tuple(options.items()))
-
-
-@functools.lru_cache(maxsize=4)
-def _read_facts(
-    name: str, stamp: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
-) -> tuple[str, dict[str, Any]]:
-    """`_model_facts`, remembered; `stamp` makes a rewritten file a new model."""
-    from ctta_bench.source_models.shared import source_model
-
-    model = source_model(name, dict(options), to_change=False)
-    return model.sha256(), model.preprocessing.record()
-
-
-def resolve(request: CellRequest) -> Cell:
-    """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError."""
+    models: where the process keeps the model that it read last, for this cell and the next.
+    """
     asked = request
     method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
     method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
@@ -114,7 +99,9 @@ def resolve(request: CellRequest) -> Cell:
     request = request_with(request, model=model)
     built = benchmark_class(settings, request.data_root)
     domains = built.chosen_domains()
-    sha256, preprocessing = _model_facts(model, model_options(request, built))
+    from ctta_bench.source_models.shared import Models
+
+    sha256, preprocessing = (models or Models()).facts(model, model_options(request, built))
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "id": "",

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.config.experiment_file import Experiment as Experiment
@@ -16,6 +16,9 @@ from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.record.schema import identity
 from ctta_bench.registry import BENCHMARKS, METHODS
+
+if TYPE_CHECKING:
+    from ctta_bench.source_models.shared import Models  # at run time it would load torch
 
 
 def expand(experiment: Experiment, **options: Any) -> list[Cell]:
@@ -40,14 +43,19 @@ def expand_checked(
     benchmarks: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
     overrides: dict[str, Any] | None = None,
+    models: "Models | None" = None,
     **request: Any,
 ) -> tuple[list[Cell], list[str]]:
     """The cells of an experiment, resolved, and one for each warm-up, of the model that it leaves;
     and what is wrong with the others, a sentence each.
 
-    benchmarks, seeds: instead of the file's. overrides: over what the file sets. request: fields of
-    `CellRequest` that hold for every cell; None leaves what the file or the class says.
+    benchmarks, seeds: instead of the file's. overrides: over what the file sets. models: what keeps
+    the model that was read last. request: fields of `CellRequest` that hold for every cell; None
+    leaves what the file or the class says.
     """
+    from ctta_bench.source_models.shared import Models
+
+    models = models or Models(several=True)
     given = {key: value for key, value in request.items() if value is not None}
     cells: dict[str, Cell] = {}
     warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
@@ -58,7 +66,7 @@ def expand_checked(
         values |= given | {"set": values["set"] | (overrides or {})}
         try:
             values = _onto_shift(values) if "shift" in values else values
-            cell = resolve(validate(CellRequest, values, "cell"))
+            cell = resolve(validate(CellRequest, values, "cell"), models)
         except CttaBenchError as error:
             problem = f"{place}: {error}"
             if problem not in problems:
@@ -69,7 +77,7 @@ def expand_checked(
         cells[cell.id] = cell
         # A method that does all its learning there is its warm-up alone already.
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
-            unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"))
+            unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"), models)
             warmed.setdefault(identity(unadapted.record), unadapted)
     return list((cells | {cell.id: cell for cell in warmed.values()}).values()), problems
 

@@ -1,25 +1,53 @@
-"""Beginning a grid: what of it is still to be done, who does it, and what became of it."""
+"""Beginning a grid: what it lacks, what of it is still to be done, who does it, and the outcome."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ctta_bench.config.cell import Cell
 from ctta_bench.errors import CttaBenchError, RunError
-from ctta_bench.launch.local import run_pool
-from ctta_bench.launch.packing import in_order, pack, wave_of
+from ctta_bench.launch.local import Share, run_pool
 from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.launch.profiles import Profile
-from ctta_bench.launch.resources import Share
 from ctta_bench.launch.running import check_done
 from ctta_bench.launch.scheduler import job_states
 from ctta_bench.launch.slurm import submit
-from ctta_bench.launch.steps import Outcome, Step, lay_down
+from ctta_bench.launch.steps import Outcome, Step, in_order, pack, wave_of, write_planned
 from ctta_bench.record.folder import RunFolder, check_writable
 from ctta_bench.record.schema import FAILURE_FILE
+from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
+from ctta_bench.run.open import source_images
 
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
+
+
+def missing_data(cells: Sequence[Cell]) -> list[str]:
+    """What the benchmarks of cells lack on this machine, each thing once; [] if all is there."""
+    problems: dict[str, None] = {}
+    checked: set[tuple[str, str]] = set()
+    for cell in cells:
+        access = METHODS.get(cell.request.method).source_access
+        settings = {k: v for k, v in cell.record["benchmark"].items() if k != "batch_size"}
+        key = (json.dumps([settings, str(cell.request.data_root)], default=str), access)
+        if key not in checked:
+            checked.add(key)
+            problems |= dict.fromkeys(_problems(cell))
+    return list(problems)
+
+
+def _problems(cell: Cell) -> list[str]:
+    benchmark = BENCHMARKS.get(cell.request.benchmark)(cell.settings, cell.request.data_root)
+    try:
+        found = [f"{benchmark.name}: {problem}" for problem in benchmark.problems()]
+        if not found:
+            method = METHODS.get(cell.request.method)
+            source_images(benchmark, method.source_access, method.__name__)
+    except CttaBenchError as error:
+        return [str(error)]
+    return found
 
 
 @dataclass
@@ -109,12 +137,12 @@ def run_local(
     outcome: Outcome,
     on_step: Callable[[str, str], None] = lambda step, state: None,
 ) -> Launch:
-    """Run steps in a pool of this machine, and enter what became of them in `outcome`.
+    """Run steps in a pool of this machine, and record how they ended in `outcome`.
 
     What starts from a warm-up begins when all warm-ups have ended.
     """
     ordered = in_order(steps)
-    lay_down(ordered, directory)
+    write_planned(ordered, directory)
     late = sum(wave_of(step) == 2 for step in ordered)
     queues = [
         q for q in ((0, len(ordered) - late), (len(ordered) - late, len(ordered))) if q[0] < q[1]
@@ -136,11 +164,11 @@ def run_local(
         workers = range(first, first + count)
         run_pool(launch, workers, lambda event: on_step(event["step"], event["state"]))
         first += count
-    _enter(launch, ordered, outcome)
+    _record_outcome(launch, ordered, outcome)
     return launch
 
 
-def _enter(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:
+def _record_outcome(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:
     ends = {e["step"]: e for _, e in launch.events() if "step" in e and e["state"] != "waiting"}
     for step in steps:
         end = ends.get(step.id, {"state": "none"})
@@ -153,7 +181,7 @@ def _enter(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:
 
 
 def _why_not(launch: Launch) -> str:
-    """Why workers may have left a step behind without a word."""
+    """Why workers may have left a step without a final state."""
     try:
         check_writable(launch.directory)
     except RunError as error:
@@ -166,11 +194,14 @@ def submit_slurm(
     directory: Path,
     profile: Profile,
     options: Options,
-    told: Callable[[str, int], None] = lambda job, jobs: None,
+    on_submit: Callable[[str, int], None] = lambda job, jobs: None,
 ) -> Launch:
-    """Submit steps to Slurm. Raises RunError if Slurm refuses them."""
+    """Submit steps to Slurm; `on_submit(array, jobs)` is called for each array of jobs.
+
+    Raises RunError if Slurm refuses them.
+    """
     ordered = in_order(steps)
-    lay_down(ordered, directory)
+    write_planned(ordered, directory)
     packs = pack(ordered, profile.cells_per_job)
     launch = Launch.create(
         directory,
@@ -185,7 +216,7 @@ def submit_slurm(
         **options.facts(),
     )
     try:
-        submit(launch, profile, [wave_of(ordered[start]) for start, _ in packs], told)
+        submit(launch, profile, [wave_of(ordered[start]) for start, _ in packs], on_submit)
     except RunError:
         if not launch.jobs():
             launch.cancel()  # nothing of it will ever run

@@ -13,7 +13,7 @@ from ctta_bench.launch.scheduler import cancel, job_states
 
 @dataclass
 class Ended:
-    """How many were told to end, and what could not be asked."""
+    """How many jobs and processes were ended, and what could not be asked."""
 
     jobs: int = 0
     processes: int = 0
@@ -32,7 +32,7 @@ def cancel_launches(directory: Path) -> Ended:
     found = [launch for place in places for launch in launches(place)]
     ended = Ended()
     for launch in found:
-        launch.cancel()  # before anything is signalled: a worker that is told asks for it
+        launch.cancel()  # before any signal: a worker that gets one looks for this mark
         ended.processes += signal_workers(launch, signal.SIGTERM) if not launch.jobs() else 0
     jobs = {job for launch in found for job in launch.jobs()}
     if jobs:

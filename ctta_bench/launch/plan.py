@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.config.validation import validate
@@ -22,6 +22,9 @@ from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.launch.steps import Step
 from ctta_bench.record.folder import atomic, timestamp, write_json
 from ctta_bench.record.owner import this_process
+
+if TYPE_CHECKING:
+    from ctta_bench.source_models.shared import Models  # at run time it would load torch
 
 FOLDER = ".launch"
 INTERRUPTED = 75  # exit code of a worker after a checkpoint (EX_TEMPFAIL)
@@ -75,7 +78,7 @@ class Launch:
     def _lines(self) -> list[str]:
         return (self.folder / "steps.jsonl").read_text("utf-8").splitlines()
 
-    # -- what the workers tell
+    # -- journals of the workers
 
     def journal(self, worker: int) -> "Journal":
         """The journal of one worker."""
@@ -86,7 +89,7 @@ class Launch:
         return self.folder / "workers" / f"{worker}.log"
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """All that the workers have told: worker, event; a worker's own in their order."""
+        """All events of the workers: worker, event; a worker's own in their order."""
         for file in sorted((self.folder / "workers").glob("*.jsonl"), key=lambda f: int(f.stem)):
             for event in Journal(file).read():
                 yield int(file.stem), event
@@ -189,15 +192,16 @@ def _line(step: Step) -> str:
     return json.dumps(fields | {"request": asked.model_dump(mode="json")}) + "\n"
 
 
-def read_step(line: dict[str, Any]) -> Step:
-    """The step of a line of steps.jsonl.
+def read_step(line: dict[str, Any], models: "Models | None" = None) -> Step:
+    """The step of a line of steps.jsonl; `models` as for `resolve`.
 
     Raises ConfigError if it is another one now: the code, the data or the weights have changed.
     """
     request = dict(line["request"])
     if request["input_size"] is not None:
         request["input_size"] = tuple(request["input_size"])
-    step = Step(resolve(validate(CellRequest, request, "cell")), bool(line["warms_up"]))
+    cell = resolve(validate(CellRequest, request, "cell"), models)
+    step = Step(cell, bool(line["warms_up"]))
     if step.id != line["id"]:
         raise ConfigError(
             f"{line['id']}: is {step.id} now: the code, the weights or the presets have changed "

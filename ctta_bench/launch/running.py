@@ -1,83 +1,76 @@
 """Running steps in this process, one after another: what every executor does in the end."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ctta_bench.config.cell import Cell
 from ctta_bench.errors import CttaBenchError, RunError
-from ctta_bench.launch.steps import Outcome, Step, lay_down, schedule
+from ctta_bench.launch.steps import Outcome, Step, schedule, write_planned
 from ctta_bench.record.folder import RunFolder, check_writable
 from ctta_bench.record.owner import BusyError
-from ctta_bench.run.checkpoint import DEFAULT_INTERVAL, parse_interval
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.export import check_kept
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import check_probed
 from ctta_bench.run.warmups import run_warmup
+from ctta_bench.source_models.shared import Models
+
+MakeLoggers = Callable[[Step], Sequence[Logger]]
+OnStep = Callable[[int, Step, str], None]
 
 
 def run_grid(
     cells: Sequence[Cell],
     directory: Path,
+    options: RunOptions,
     *,
-    device: str,
-    force: bool = False,
-    checkpoint: str = DEFAULT_INTERVAL,
-    make_loggers: Callable[[Step], Sequence[Logger]],
-    on_step: Callable[[int, Step, str], None] = lambda number, step, state: None,
+    make_loggers: MakeLoggers,
+    on_step: OnStep = lambda number, step, state: None,
+    models: Models | None = None,
 ) -> Outcome:
-    """Run the steps of `schedule` one after another, each in its folder under `directory`.
-
-    A step that fails keeps its reason and the others go on; KeyboardInterrupt ends the grid after
-    a checkpoint. `on_step(number, step, state)` is told "running", "kept", "done", "failed", or
-    "elsewhere" for a cell that another process has.
-    """
+    """Plan the steps of `schedule` under `directory`, and run them as `run_steps` does."""
     check_writable(directory)
     steps = schedule(cells)
-    lay_down(steps, directory)
+    write_planned(steps, directory)
     return run_steps(
-        steps,
-        directory,
-        device=device,
-        force=force,
-        checkpoint=checkpoint,
-        make_loggers=make_loggers,
-        on_step=on_step,
+        steps, directory, options, make_loggers=make_loggers, on_step=on_step, models=models
     )
 
 
 def run_steps(
     steps: Sequence[Step],
     directory: Path,
+    options: RunOptions,
     *,
-    device: str,
-    force: bool,
-    checkpoint: str = DEFAULT_INTERVAL,
-    make_loggers: Callable[[Step], Sequence[Logger]],
-    on_step: Callable[[int, Step, str], None] = lambda number, step, state: None,
+    make_loggers: MakeLoggers,
+    on_step: OnStep = lambda number, step, state: None,
     outcome: Outcome | None = None,
+    models: Models | None = None,
 ) -> Outcome:
-    """Run steps that are laid down, one after another, as `run_grid` says.
+    """Run planned steps one after another, each in its folder under `directory`.
 
-    What becomes of them is entered in `outcome`, where there is one.
+    A step that fails keeps its reason and the others go on; KeyboardInterrupt ends the grid after
+    a checkpoint. `on_step(number, step, state)` gets "running", "kept", "done", "failed", or
+    "elsewhere" for a cell that another process has. How they ended is recorded in `outcome`, where
+    there is one. models: those with which the cells were resolved.
     """
     outcome = Outcome() if outcome is None else outcome
+    models = models or Models(several=True)
     for number, step in enumerate(steps):
 
         def begins(number: int = number, step: Step = step) -> None:
             on_step(number, step, "running")
 
-        why_not = "" if step.needs is None else outcome.failed.get(step.needs, "")
         state, reason = run_step(
             step,
             directory,
-            device=device,
-            force=force,
-            checkpoint=checkpoint,
+            options,
             make_loggers=make_loggers,
             begins=begins,
-            warmup_failure=why_not,
+            warmup_failure=outcome.failed.get(step.needs or "", ""),
+            models=models,
         )
         outcome.note(step, state, reason)
         on_step(number, step, state)
@@ -87,23 +80,21 @@ def run_steps(
 def run_step(
     step: Step,
     directory: Path,
+    options: RunOptions,
     *,
-    device: str,
-    force: bool,
-    checkpoint: str = DEFAULT_INTERVAL,
-    make_loggers: Callable[[Step], Sequence[Logger]],
+    make_loggers: MakeLoggers,
     begins: Callable[[], None] = lambda: None,
     warmup_failure: str = "",
+    models: Models | None = None,
 ) -> tuple[str, str]:
     """Run one step: its state (kept, done, failed, elsewhere), and the reason for the last two.
 
-    `checkpoint` as `checkpoint.parse_interval` reads it: `20s`, or batches. `begins` is called
-    before one that is not done. `warmup_failure` says why the warm-up that it
+    `begins` is called before one that is not done. `warmup_failure` says why the warm-up that it
     starts from failed: such a cell is left alone, it would only fail again.
     """
     folder = RunFolder(directory / step.id)
     try:
-        if folder.is_done and not force:
+        if folder.is_done and not options.force:
             check_done(step, folder)
             return "kept", ""
         begins()
@@ -111,17 +102,8 @@ def run_step(
             error = RunError(f"its warm-up {step.needs} failed: {warmup_failure}")
             folder.write_failure(error)
             raise error
-        seconds, count = parse_interval(checkpoint)
-        options: dict[str, Any] = {
-            "device": device,
-            "force": force,
-            "loggers": make_loggers(step),
-            "checkpoint_seconds": seconds,
-        }
-        if step.warms_up:
-            run_warmup(step.cell, folder, checkpoint_updates=count, **options)
-        else:
-            run_cell(step.cell, folder, checkpoint_batches=count, **options)
+        run = run_warmup if step.warms_up else run_cell
+        run(step.cell, folder, replace(options, loggers=make_loggers(step)), models=models)
     except BusyError as error:
         return "elsewhere", str(error)
     except CttaBenchError as error:

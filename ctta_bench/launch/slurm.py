@@ -10,10 +10,10 @@ from typing import Any
 
 from ctta_bench.errors import RunError
 from ctta_bench.launch.job import Job
-from ctta_bench.launch.packing import Array, arrays
 from ctta_bench.launch.plan import Launch
 from ctta_bench.launch.profiles import Profile, parameters_of
 from ctta_bench.launch.scheduler import array_limit
+from ctta_bench.launch.steps import Array, arrays
 
 # A signal in the first moments would end Python before anything heeds it.
 _PATIENT = """sh -c 'trap "" TERM USR1 USR2; exec "$@"' sh """
@@ -24,12 +24,12 @@ def submit(
     launch: Launch,
     profile: Profile,
     waves: Sequence[int],
-    told: Callable[[str, int], None] = lambda job, jobs: None,
+    on_submit: Callable[[str, int], None] = lambda job, jobs: None,
 ) -> list[str]:
     """Submit the packs of a launch; returns the numbers of the arrays.
 
-    waves: that of each pack. `told(array, jobs)` hears of each array as it is submitted. Raises
-    RunError if Slurm refuses one; what was submitted before stays so, and is written down.
+    waves: that of each pack. `on_submit(array, jobs)` is called for each array. Raises RunError
+    if Slurm refuses one; what was submitted before stays so, and is written down.
     """
     limit = profile.max_array or array_limit()
     numbers: list[str] = []
@@ -37,7 +37,7 @@ def submit(
         jobs = _submit_array(launch, profile, array, [numbers[n] for n in array.after])
         launch.add_jobs(dict(zip(jobs, array.packs, strict=True)))
         numbers.append(jobs[0].partition("_")[0])
-        told(numbers[-1], len(jobs))
+        on_submit(numbers[-1], len(jobs))
     return numbers
 
 
@@ -63,15 +63,15 @@ def _submit_array(
         "array_parallelism": profile.parallel or len(array.packs),
     }
     if after:
-        # Any end: a warm-up that failed is told by the cells that start from it.
+        # Any end: cells whose warm-up failed say so themselves.
         asked["dependency"] = "afterany:" + ":".join(after)
     executor.update_parameters(**asked)
     try:
         with executor.batch():
             jobs = [executor.submit(Job(str(launch.folder), pack)) for pack in array.packs]
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        told = [line for line in str(error).splitlines() if line.strip()]
-        raise RunError(f"Slurm refuses the jobs: {told[-1] if told else error}") from error
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise RunError(f"Slurm refuses the jobs: {lines[-1] if lines else error}") from error
     return [str(job.job_id) for job in jobs]
 
 

@@ -1,4 +1,7 @@
-"""The steps of a grid, their order, and what becomes of them; loaded in no time, without torch."""
+"""The steps of a grid: their order, packs and arrays of them for jobs, and their outcome.
+
+Loaded in no time, without torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ from ctta_bench.record.folder import RunFolder
 
 @dataclass
 class Outcome:
-    """What became of the steps of a grid, by their ids."""
+    """The outcome of the steps of a grid, by their ids."""
 
     done: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -20,7 +23,7 @@ class Outcome:
     elsewhere: list[str] = field(default_factory=list)  # another process has them
 
     def note(self, step: "Step", state: str, reason: str = "") -> None:
-        """Enter a step's end: kept, done, failed or elsewhere."""
+        """Record a step's final state: kept, done, failed or elsewhere."""
         if state == "failed":
             self.failed[step.id] = reason
         elif state == "elsewhere":
@@ -61,7 +64,66 @@ def schedule(cells: Sequence[Cell]) -> list[Step]:
     return [*warmups.values(), *map(Step, cells)]
 
 
-def lay_down(steps: Sequence[Step], directory: Path) -> None:
+def write_planned(steps: Sequence[Step], directory: Path) -> None:
     """Write the configuration of every step, so that `status` knows what is to come."""
     for step in steps:
         RunFolder(directory / step.id).plan(step.record)
+
+
+@dataclass(frozen=True)
+class Array:
+    """Packs that are submitted together: `packs` are their numbers, `after` arrays to wait for."""
+
+    packs: range
+    after: tuple[int, ...]
+
+
+def wave_of(step: Step) -> int:
+    """0: warm-ups; 1: what needs none; 2: what starts from one."""
+    return 0 if step.warms_up else 1 if step.needs is None else 2
+
+
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """Steps by wave, and in a wave those of one benchmark and model after one another.
+
+    So a process reads their model once.
+    """
+
+    def alike(step: Step) -> tuple[int, str, str]:
+        request = step.cell.request
+        return wave_of(step), request.benchmark, str(request.model)
+
+    return sorted(steps, key=alike)
+
+
+def pack(steps: Sequence[Step], size: int) -> list[tuple[int, int]]:
+    """Packs of at most `size` steps in their order, none over two waves: first step and end."""
+    packs: list[tuple[int, int]] = []
+    start = 0
+    for wave in range(3):
+        stop = start + sum(wave_of(step) == wave for step in steps)
+        packs += [(n, min(n + size, stop)) for n in range(start, stop, size)]
+        start = stop
+    return packs
+
+
+def arrays(waves: Sequence[int], limit: int, parallel: int | None) -> list[Array]:
+    """Arrays of at most `limit` packs. waves: that of each pack, ascending.
+
+    What starts from a warm-up waits for all arrays of warm-ups. Where `parallel` has to hold over
+    several arrays, each waits for the one before: Slurm bounds the jobs of one array alone.
+    """
+    chunks = [
+        range(n, min(n + limit, first + waves.count(wave)))
+        for wave in sorted(set(waves))
+        for first in [waves.index(wave)]
+        for n in range(first, first + waves.count(wave), limit)
+    ]
+    in_line = parallel is not None and len(waves) > parallel
+    found: list[Array] = []
+    for number, chunk in enumerate(chunks):
+        warmups = tuple(n for n, other in enumerate(chunks) if waves[other.start] == 0)
+        needs = warmups if waves[chunk.start] == 2 else ()
+        before = (number - 1,) if in_line and number else ()
+        found.append(Array(chunk, tuple(sorted({*needs, *before}))))
+    return found

@@ -1,4 +1,4 @@
-"""The process that does the work of one worker; job.py begins it, and again if it dies.
+"""The process that does the work of one worker; job.py starts it, and another if it dies.
 
 It goes through its steps, writes what becomes of them to its journal, and ends:
 
@@ -8,7 +8,6 @@ It goes through its steps, writes what becomes of them to its journal, and ends:
 Anything else is a crash in the step that the journal leaves open.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -26,7 +25,8 @@ from ctta_bench.registry import load_plugin
 from ctta_bench.run.checkpoint import STOP_SIGNALS
 from ctta_bench.run.environment import default_device
 from ctta_bench.run.loggers import Logger, make_loggers
-from ctta_bench.source_models.shared import sharing_models
+from ctta_bench.run.options import RunOptions
+from ctta_bench.source_models.shared import Models
 
 # Once nothing else is left to do, cells of others are looked at again: an owner that died is so by
 # then, one that lives keeps its cell.
@@ -38,16 +38,14 @@ def main(folder: Path, worker: int) -> int:
     """Do the work; returns the exit code."""
     for number in STOP_SIGNALS:
         signal.signal(number, _stop)
-    # The parent has blocked them, so that none comes before there is who heeds it.
+    # The parent has blocked them, so that none comes before there are handlers.
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         launch = Launch.open(folder)
         launch.journal(worker).write(state="started", **this_process())
         for plugin in launch.facts["plugins"]:
             load_plugin(plugin)
-        start, stop = launch.facts["packs"][worker]
-        with sharing_models() if stop - start > 1 else contextlib.nullcontext():
-            work(launch, worker)
+        work(launch, worker)
     except KeyboardInterrupt as error:
         _note_interruption(Journal(folder / "workers" / f"{worker}.jsonl"), str(error))
         return INTERRUPTED
@@ -66,14 +64,14 @@ def _note_interruption(journal: Journal, signal_name: str) -> None:
 
 def work(launch: Launch, worker: int) -> None:
     """Every step of a worker: first in their order, then again those that others had."""
-    journal = launch.journal(worker)
-    settled = {e["step"] for e in journal.read() if e.get("state") in ("done", "kept", "failed")}
+    journal, models = launch.journal(worker), Models(several=True)
+    ended = {e["step"] for e in journal.read() if e.get("state") in ("done", "kept", "failed")}
     waiting = []
     for line in _claimed(launch, worker):
         if launch.is_cancelled:
             raise KeyboardInterrupt("a cancel")
-        step = None if line["id"] in settled else _resolved(line, journal)
-        if step is not None and not _settle(launch, journal, step):
+        step = None if line["id"] in ended else _resolved(line, journal, models)
+        if step is not None and not _run_to_end(launch, journal, step, models):
             waiting.append(step)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while waiting and time.monotonic() < deadline and not launch.is_cancelled:
@@ -81,36 +79,40 @@ def work(launch: Launch, worker: int) -> None:
         waiting = [
             s
             for s in waiting
-            if is_held(launch.directory / s.id) or not _settle(launch, journal, s)
+            if is_held(launch.directory / s.id) or not _run_to_end(launch, journal, s, models)
         ]
     for step in waiting:
         journal.write(step=step.id, state="elsewhere", reason="another process has it")
 
 
-def _settle(launch: Launch, journal: Journal, step: Step) -> bool:
-    """Bring a step to its end; False if another process has it."""
+def _run_to_end(launch: Launch, journal: Journal, step: Step, models: Models) -> bool:
+    """Run a step until a final state; False if another process has it."""
     facts = launch.facts
     # Begun before: an interruption came between, and what was done until then is not to be lost.
     begun = any(e.get("step") == step.id and e["state"] == "running" for e in journal.read())
-    state, reason = run_step(
-        step,
-        launch.directory,
+    options = RunOptions(
         device=facts["device"] or default_device(),
         force=facts["force"] and not begun,
         checkpoint=facts["checkpoint"],
+    )
+    state, reason = run_step(
+        step,
+        launch.directory,
+        options,
         make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), Printed(step.id)],
         begins=lambda: journal.write(step=step.id, state="running"),
         warmup_failure="" if step.needs is None else launch.failures().get(step.needs, ""),
+        models=models,
     )
-    ended = "waiting" if state == "elsewhere" else state
-    journal.write(step=step.id, state=ended, reason=reason)
-    print(f"{ended}: {step.id} {reason}", flush=True)  # noqa: T201 - the log of the job
+    shown = "waiting" if state == "elsewhere" else state
+    journal.write(step=step.id, state=shown, reason=reason)
+    print(f"{shown}: {step.id} {reason}", flush=True)  # noqa: T201 - the log of the job
     return state != "elsewhere"
 
 
-def _resolved(line: dict[str, Any], journal: Journal) -> Step | None:
+def _resolved(line: dict[str, Any], journal: Journal, models: Models) -> Step | None:
     try:
-        return read_step(line)
+        return read_step(line, models)
     except CttaBenchError as error:
         journal.write(step=line["id"], state="failed", reason=str(error))
         return None
@@ -143,7 +145,7 @@ class Printed(Logger):
         self.name = name
 
     def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
-        """Tell where the stream goes on."""
+        """Say where the stream goes on."""
         self.say(f"{self.name}: batch {done} of {total}")
 
     def say(self, message: str) -> None:

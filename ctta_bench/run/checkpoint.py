@@ -92,6 +92,11 @@ class Pace:
     batches: int | None
     last: float = field(default_factory=time.monotonic)
 
+    @classmethod
+    def of(cls, interval: str) -> "Pace":
+        """The pace of an interval that `parse_interval` reads."""
+        return cls(*parse_interval(interval))
+
     def due(self, batches: int) -> bool:
         """Whether to write one now, `batches` batches into the stream."""
         if self.batches is not None:

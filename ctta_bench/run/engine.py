@@ -6,6 +6,7 @@ labels to the metrics, and nothing else to either.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from ctta_bench.config.cell import Cell
 from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder, write_json, write_yaml
+from ctta_bench.record.owner import Heartbeat
 from ctta_bench.record.schema import (
     CELL_FILE,
     ENVIRONMENT_FILE,
@@ -22,6 +24,7 @@ from ctta_bench.record.schema import (
     RESULT_FILE,
     SCHEMA_VERSION,
 )
+from ctta_bench.registry import METHODS
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
@@ -32,28 +35,20 @@ from ctta_bench.run.checkpoint import (
     save_checkpoint,
     say,
 )
-from ctta_bench.run.environment import environment, peak_memory_mb, usable_cores
+from ctta_bench.run.environment import environment, peak_memory_mb
 from ctta_bench.run.export import ModelKeeper, check_kept
-from ctta_bench.run.loggers import JsonLines, Logger, lay_lines
-from ctta_bench.run.open import (
-    build_benchmark,
-    build_method,
-    build_model,
-    loading_workers,
-    norm_statistics,
-    notes,
-    scorer_of,
-    source_accuracy,
-    source_data,
-)
+from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
+from ctta_bench.run.open import OpenCell, norm_statistics, notes, open_cell, source_accuracy
+from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import KEY, SourceProbe, check_probed
 from ctta_bench.run.warmups import warmed
 from ctta_bench.scoring.base import mean_of
-from ctta_bench.stream import Batch, Stream, batch_domains
+from ctta_bench.source_models.shared import Models
+from ctta_bench.stream import Batch, Stream
 from ctta_bench.stream.loading import named_failures
 
 
-def play(
+def run_stream(
     method: Method,
     stream: Stream,
     progress: Progress,
@@ -121,133 +116,158 @@ def _finite(loss: torch.Tensor | None) -> float | None:
 def run_cell(
     cell: Cell,
     folder: RunFolder,
+    options: RunOptions | None = None,
     *,
-    device: str = "cpu",
-    force: bool = False,
-    loggers: Sequence[Logger] = (),
-    checkpoint_seconds: float = 20.0,
-    checkpoint_batches: int | None = None,
+    models: Models | None = None,
 ) -> dict[str, Any]:
     """Run a cell to its result, or go on where an earlier attempt stopped; a done one is kept.
 
-    Checkpoints every `checkpoint_seconds` (or `checkpoint_batches`), and when interrupted. Raises
-    the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint, and one within
-    the last batch after the result.
+    models: those of the process, if it has used, or will use, the same source model elsewhere.
+    Raises the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint, and one
+    within the last batch after the result.
     """
+    options = options or RunOptions()
     keep_freed_memory()
-    with folder.work(cell.record, force=force) as heartbeat:
+    with folder.work(cell.record, force=options.force) as heartbeat:
         if heartbeat is None:
             check_kept(folder, cell.request.keep_models)
             check_probed(folder, cell.request.probe)
             return folder.result()
-        with named_failures(loading_workers(cell)):
-            result, interrupt = _run(
-                cell,
-                folder,
-                torch.device(device),
-                [JsonLines(), *loggers],
-                Pace(checkpoint_seconds, checkpoint_batches),
-                heartbeat,
-            )
-    if interrupt.asked:  # the cell was done by then, what comes after it is not
-        raise KeyboardInterrupt(interrupt.asked)
+        opened = open_cell(cell, options.device, models)
+        with named_failures(opened.workers):
+            result, signal_name = _run(opened, folder, options, heartbeat)
+    if signal_name:  # the cell was done by then, what comes after it is not
+        raise KeyboardInterrupt(signal_name)
     return result
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A cell that stands before its stream."""
+
+    method: Method
+    stream: Stream
+    source_accuracy: float | None
+    notes: list[str]
+
+
 def _run(
-    cell: Cell,
-    folder: RunFolder,
-    device: torch.device,
-    loggers: Sequence[Logger],
-    pace: Pace,
-    heartbeat: Any,
-) -> tuple[dict[str, Any], DeferredInterrupt]:
-    benchmark = build_benchmark(cell)
-
-    def report(what: str, done: int, total: int) -> None:
-        for logger in loggers:
-            logger.preparing(what, done, total)
-
-    asked = cell.request.workers
-    benchmark.make_ready(report, usable_cores() if asked is None else asked)
-    stream = Stream(batch_domains(benchmark), cell.settings, cell.request.seed)
-    method = build_method(cell, device)
-    # As it came: some methods swap layers, or replace norm statistics, when they are built.
-    untouched = build_model(cell, device)
-    accuracy = None if method.learns_labels else source_accuracy(benchmark, untouched)
-    del untouched
-    source = source_data(
-        benchmark,
-        method,
-        cell.request.seed,
-        loading_workers(cell),
-        model_sha256=cell.record["model"]["sha256"],
-        say=lambda text: say(folder, loggers, text),
-    )
-    method.start(source, warmed(cell, folder.path.parent, device, loggers, heartbeat.beat))
-    keeper = ModelKeeper(folder, method, cell.record, cell.request.keep_models)
-    noticed = [*cell.notes, *notes(method, cell.settings, source)]
-    beside = {"num_batches": len(stream), "notes": noticed}
-    if (statistics := norm_statistics(method)) is not None:
-        beside["norm_statistics"] = statistics
-    write_yaml(folder.file(CELL_FILE), cell.record | beside)
-    provenance = {"corruptions": benchmark.provenance}
-    write_json(folder.file(ENVIRONMENT_FILE), environment(device) | provenance)
-    progress = resume(folder, method, stream, loggers, scorer_of(benchmark))
+    opened: OpenCell, folder: RunFolder, options: RunOptions, heartbeat: Heartbeat
+) -> tuple[dict[str, Any], str]:
+    """The result of a cell, and the signal that came within its last batch, "" without one."""
+    loggers = [JsonLines(), *options.loggers]
+    prepared = _prepare(opened, folder, loggers, heartbeat)
+    method, stream = prepared.method, prepared.stream
+    keeper = ModelKeeper(folder, method, opened.cell.record, opened.cell.request.keep_models)
+    _write_configuration(opened, folder, prepared)
+    progress = resume(folder, method, stream, loggers, opened.scorer())
     keeper.check_resumed(progress.lines)
-    probe = SourceProbe(benchmark, method, cell.request.probe, len(stream), cell.settings.rounds)
-    lay_lines(folder, progress.lines)
-    for logger in loggers:
-        logger.start(folder.path, cell.record, len(progress.lines), len(stream))
-        for note in noticed:
-            logger.note(note)
+    probe = SourceProbe(opened, method, len(stream))
+    rewrite_lines(folder, progress.lines)
+    _start_loggers(opened.cell, folder, prepared, progress, loggers)
+    pace, result = Pace.of(options.checkpoint), None
 
-    result = None
+    def after_batch() -> None:
+        heartbeat.beat()
+        if interrupt.asked or pace.due(len(progress.lines)):
+            save_checkpoint(folder, method, progress)
+        if interrupt.asked and len(progress.lines) < len(stream):
+            folder.append_log(
+                f"interrupted by {interrupt.asked} after {len(progress.lines)} batches"
+            )
+            raise KeyboardInterrupt(interrupt.asked)
+
+    def domain_ended() -> None:
+        keeper.domain_ended(progress.lines)
+        probe.domain_ended(progress)
+
     try:
-        probe.began(progress)
+        probe.before_stream(progress)
         with DeferredInterrupt() as interrupt:
-
-            def after_batch() -> None:
-                heartbeat.beat()
-                if interrupt.asked or pace.due(len(progress.lines)):
-                    save_checkpoint(folder, method, progress)
-                if interrupt.asked and len(progress.lines) < len(stream):
-                    told = f"{interrupt.asked} after {len(progress.lines)} batches"
-                    folder.append_log(f"interrupted by {told}")
-                    raise KeyboardInterrupt(interrupt.asked)
-
-            def domain_ended() -> None:
-                keeper.domain_ended(progress.lines)
-                probe.domain_ended(progress)
-
-            play(
+            run_stream(
                 method,
                 stream,
                 progress,
-                workers=loading_workers(cell),
+                workers=opened.workers,
                 loggers=loggers,
                 after_batch=after_batch,
                 domain_ended=domain_ended,
             )
         keeper.stream_ended(progress.lines)
         probe.domain_ended(progress)
-        result = make_result(cell.record["id"], method, stream, progress)
-        result |= {"model_sha256": cell.record["model"]["sha256"], "source_accuracy": accuracy}
-        result["model_parameters"] = method.model.source_parameters
-        result |= {KEY: progress.probes} if progress.probes else {}
-        arrays = progress.joined()
-        if stream.order.severity.any():
-            arrays["severity"] = stream.order.severity
-        folder.write_arrays(PREDICTIONS_FILE, arrays)
-        if gallery := progress.scorer.gallery(progress.frames):
-            folder.write_arrays(PICTURES_FILE, gallery)
-        write_json(folder.file(RESULT_FILE), result)
-        folder.append_log(f"done: {progress.scorer.words(result['mean'])}")
+        result = _record(opened.cell, folder, prepared, progress)
     finally:
         for logger in loggers:
             logger.finish(result)
     drop_states(folder)
-    return result, interrupt
+    return result, interrupt.asked
+
+
+def _prepare(
+    opened: OpenCell, folder: RunFolder, loggers: Sequence[Logger], heartbeat: Heartbeat
+) -> _Prepared:
+    """Make the data, check the model on source images, warm the method up and start it."""
+
+    def report(what: str, done: int, total: int) -> None:
+        for logger in loggers:
+            logger.preparing(what, done, total)
+
+    cell, stream = opened.cell, opened.stream(report)
+    model = opened.model()
+    # As it came: some methods swap layers, or replace norm statistics, when they are built.
+    learns_labels = METHODS.get(cell.request.method).learns_labels
+    accuracy = None if learns_labels else source_accuracy(opened.benchmark, model)
+    method = opened.method(model)
+    source = opened.source(method, lambda text: say(folder, loggers, text))
+    method.start(source, warmed(opened, folder.path.parent, loggers, heartbeat.beat))
+    opened.models.release()
+    noticed = [*cell.notes, *notes(method, cell.settings, source)]
+    return _Prepared(method, stream, accuracy, noticed)
+
+
+def _write_configuration(opened: OpenCell, folder: RunFolder, prepared: _Prepared) -> None:
+    """cell.yaml with what preparing has shown, and env.json."""
+    shown = {"num_batches": len(prepared.stream), "notes": prepared.notes}
+    if (statistics := norm_statistics(prepared.method)) is not None:
+        shown["norm_statistics"] = statistics
+    write_yaml(folder.file(CELL_FILE), opened.cell.record | shown)
+    provenance = {"corruptions": opened.benchmark.provenance}
+    write_json(folder.file(ENVIRONMENT_FILE), environment(opened.device) | provenance)
+
+
+def _start_loggers(
+    cell: Cell,
+    folder: RunFolder,
+    prepared: _Prepared,
+    progress: Progress,
+    loggers: Sequence[Logger],
+) -> None:
+    for logger in loggers:
+        logger.start(folder.path, cell.record, len(progress.lines), len(prepared.stream))
+        for note in prepared.notes:
+            logger.note(note)
+
+
+def _record(
+    cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progress
+) -> dict[str, Any]:
+    """Write predictions, pictures and, last, result.json; returns its content."""
+    method, stream = prepared.method, prepared.stream
+    result = make_result(cell.id, method, stream, progress) | {
+        "model_sha256": cell.record["model"]["sha256"],
+        "source_accuracy": prepared.source_accuracy,
+        "model_parameters": method.model.source_parameters,
+    }
+    result |= {KEY: progress.probes} if progress.probes else {}
+    arrays = progress.joined()
+    if stream.order.severity.any():
+        arrays["severity"] = stream.order.severity
+    folder.write_arrays(PREDICTIONS_FILE, arrays)
+    if gallery := progress.scorer.gallery(progress.frames):
+        folder.write_arrays(PICTURES_FILE, gallery)
+    write_json(folder.file(RESULT_FILE), result)
+    folder.append_log(f"done: {progress.scorer.words(result['mean'])}")
+    return result
 
 
 def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def check_kept(folder: RunFolder, keep: Keep) -> None:
     if not (any(there) if alternatives else all(there)):
         raise RunError(
             f"{folder.path}: is done without the models that --keep-models {keep} asks for; only "
-            "a run anew leaves them: use --force."
+            "a rerun leaves them: use --force."
         )
 
 

@@ -40,7 +40,7 @@ class JsonLines(Logger):
     """batches.jsonl in the run folder, a line a batch; every run has it."""
 
     def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
-        """Open the file behind the `done` lines that the engine has laid there."""
+        """Open the file after the `done` lines that the engine has written there."""
         self.file = (folder / BATCHES_FILE).open("a", encoding="utf-8")
 
     def batch(self, record: dict[str, Any]) -> None:
@@ -165,14 +165,10 @@ def make_loggers(names: tuple[str, ...]) -> list[Logger]:
     return [LOGGERS.get(name)() for name in dict.fromkeys(names)]
 
 
-def lay_lines(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
-    """Make batches.jsonl hold exactly `lines`; returns how many lines were there before.
+def rewrite_lines(folder: RunFolder, lines: list[dict[str, Any]]) -> None:
+    """Make batches.jsonl hold exactly `lines`, those of the checkpoint.
 
-    The checkpoint is the truth: what was appended after it is played again, what a crash cut off
-    is written anew.
+    Batches that were appended after it are run again; a line that a crash cut off is replaced.
     """
-    file = folder.file(BATCHES_FILE)
-    before = file.read_bytes().count(b"\n") if file.exists() else 0
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    file.write_text(text, encoding="utf-8")
-    return before
+    folder.file(BATCHES_FILE).write_text(text, encoding="utf-8")

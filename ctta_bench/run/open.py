@@ -1,6 +1,10 @@
-"""What a cell is made of: its benchmark, its method on the source model, and the source set."""
+"""What a cell needs, opened once: its benchmark, copies of its model, its method, its source data.
+
+The engine, warm-ups, probes and the Python API share what is opened here.
+"""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,30 +20,120 @@ from ctta_bench.run.source_cache import SourceCache, fingerprint_of
 from ctta_bench.scoring.base import Scorer, SourceCheck
 from ctta_bench.scoring.classification import ErrorScorer
 from ctta_bench.scoring.segmentation import MiouScorer
-from ctta_bench.source_models.shared import source_model
+from ctta_bench.source_models.shared import Models
 from ctta_bench.stream import (
     Benchmark,
     ImageSet,
     MapSet,
     SourceData,
+    Stream,
     StreamSettings,
     as_input,
+    batch_domains,
     labels_of,
 )
 from ctta_bench.stream.loading import default_workers
 
 
-def build_benchmark(cell: Cell) -> Benchmark:
-    """The benchmark of a cell. Raises DataError if its data is missing."""
-    benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
-        cell.settings, cell.request.data_root
+@dataclass(frozen=True, kw_only=True)
+class OpenBenchmark:
+    """A benchmark whose data is there, with the seed of its stream.
+
+    workers: processes that load images ahead; makers: those that make data, as many as there are
+    cores if None. Raises DataError if data is missing.
+    """
+
+    benchmark: Benchmark
+    seed: int = 0
+    workers: int = 0
+    makers: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = self.benchmark.problems()
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise DataError(f"{self.benchmark.name}: {problems[0]}{more}")
+
+    def stream(
+        self, report: Callable[[str, int, int], None] = lambda what, done, total: None
+    ) -> Stream:
+        """The batches; makes the data that they lack, with `report(what, done, total)`."""
+        makers = usable_cores() if self.makers is None else self.makers
+        self.benchmark.make_ready(report, makers)
+        return Stream(batch_domains(self.benchmark), self.benchmark.settings, self.seed)
+
+    def scorer(self) -> Scorer:
+        """The metric of the benchmark's task."""
+        return scorer_of(self.benchmark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCell(OpenBenchmark):
+    """All that a cell needs. `models` keeps the source model that the process read last."""
+
+    cell: Cell
+    device: torch.device
+    models: Models = field(default_factory=Models)
+
+    def model(self) -> SourceModel:
+        """A copy of the source model as it was read, on the device and in evaluation mode."""
+        request = self.cell.request
+        model = self.models.fresh(request.model or "", model_options(request, self.benchmark))
+        dtype = torch.float64 if request.precision == "float64" else torch.float32
+        model = model.to(self.device, dtype)
+        classes = self.benchmark.model_classes()
+        if classes is not None:
+            model.keep_classes(classes)
+        return model.eval()
+
+    def method(self, model: SourceModel | None = None) -> Method:
+        """The method on `model`, or on a new copy of the source model; not started."""
+        request = self.cell.request
+        method: Method = METHODS.get(request.method)(
+            self.model() if model is None else model,
+            self.cell.hyperparameters,
+            seed=request.seed,
+            precision=request.precision,
+            window=request.window,
+            adapts=request.adapt,
+        )
+        return method
+
+    def source(
+        self, method: Method, say: Callable[[str], None] = lambda text: None
+    ) -> SourceData | None:
+        """The source data that the method may read; what is made from it is kept for other cells.
+
+        `say` hears of troubles with that. Raises DataError if the benchmark lacks source data.
+        """
+        sha256 = self.cell.record["model"]["sha256"]
+        return source_data(
+            self.benchmark, method, self.seed, self.workers, model_sha256=sha256, say=say
+        )
+
+
+def open_cell(
+    cell: Cell, device: torch.device | str = "cpu", models: Models | None = None
+) -> OpenCell:
+    """Open what a cell needs; the model is read when it is first asked for.
+
+    models: that of the process, where other cells, or `resolve`, use the same source model. Raises
+    DataError if data is missing.
+    """
+    request = cell.request
+    kind = BENCHMARKS.get(request.benchmark)
+    benchmark: Benchmark = kind(cell.settings, request.data_root)
+    benchmark.decoded_cache = request.cache_decoded
+    ahead = default_workers(kind.decodes, usable_cores())
+    return OpenCell(
+        cell=cell,
+        benchmark=benchmark,
+        seed=request.seed,
+        workers=ahead if request.workers is None else request.workers,
+        makers=request.workers,
+        device=torch.device(device),
+        models=models or Models(),
     )
-    benchmark.decoded_cache = cell.request.cache_decoded
-    problems = benchmark.problems()
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise DataError(f"{benchmark.name}: {problems[0]}{more}")
-    return benchmark
 
 
 def scorer_of(benchmark: Benchmark) -> Scorer:
@@ -47,39 +141,6 @@ def scorer_of(benchmark: Benchmark) -> Scorer:
     if benchmark.task == "segmentation":
         return MiouScorer(benchmark.num_classes, benchmark.class_names)
     return ErrorScorer()
-
-
-def loading_workers(cell: Cell) -> int:
-    """Processes that load images ahead: as many as asked for, else what the cores allow."""
-    if cell.request.workers is not None:
-        return cell.request.workers
-    return default_workers(BENCHMARKS.get(cell.request.benchmark).decodes, usable_cores())
-
-
-def build_model(cell: Cell, device: torch.device) -> SourceModel:
-    """The source model of a cell, as it was loaded."""
-    request = cell.request
-    benchmark = BENCHMARKS.get(request.benchmark)(cell.settings, request.data_root)
-    model = source_model(request.model or "", model_options(request, benchmark))
-    model = model.to(device, torch.float64 if request.precision == "float64" else torch.float32)
-    classes = benchmark.model_classes()
-    if classes is not None:
-        model.keep_classes(classes)
-    return model.eval()
-
-
-def build_method(cell: Cell, device: torch.device) -> Method:
-    """The method of a cell on a freshly loaded model."""
-    request = cell.request
-    method: Method = METHODS.get(request.method)(
-        build_model(cell, device),
-        cell.hyperparameters,
-        seed=request.seed,
-        precision=request.precision,
-        window=request.window,
-        adapts=request.adapt,
-    )
-    return method
 
 
 def notes(method: Method, settings: StreamSettings, source: SourceData | None = None) -> list[str]:
@@ -208,7 +269,7 @@ def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
 def _checked(
     benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
 ) -> SourceCheck | None:
-    """The scorer's word on predictions of evenly spaced source images."""
+    """The scorer's check of predictions for evenly spaced source images; None without labels."""
     images = None if benchmark.other_labels else benchmark.source()
     if images is None or _lacks_labels(benchmark, images):
         return None
@@ -219,9 +280,9 @@ def _checked(
 
     def outputs() -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(index), scorer.at_once):
-            part = index[start : start + scorer.at_once]
-            shown = as_input(images.load(part)).to(model.mean.device, model.mean.dtype)
-            yield predict(shown), labels_of(images, part)
+            chosen = index[start : start + scorer.at_once]
+            shown = as_input(images.load(chosen)).to(model.mean.device, model.mean.dtype)
+            yield predict(shown), labels_of(images, chosen)
 
     checked = scorer.check(outputs(), benchmark.num_classes)
     model.passes.forward_images = before  # a check of ours, not a cost of the method

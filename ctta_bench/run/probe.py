@@ -1,7 +1,6 @@
-"""What a method forgets: its accuracy on source images before, along and after the stream."""
+"""The forgetting probe: accuracy on source images before, along and after the stream."""
 
 import json
-from collections.abc import Callable
 from typing import Any, Literal
 
 from ctta_bench.errors import DataError, RunError
@@ -9,8 +8,7 @@ from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import BATCHES_FILE, RESULT_FILE
 from ctta_bench.run.checkpoint import Progress
-from ctta_bench.run.open import accuracy_on_source
-from ctta_bench.stream import Benchmark
+from ctta_bench.run.open import OpenCell, accuracy_on_source
 
 Probe = Literal["none", "rounds", "domains"]
 KEY = "source_probes"  # in result.json
@@ -19,19 +17,17 @@ KEY = "source_probes"  # in result.json
 class SourceProbe:
     """Scores source images with a method as it is now, and leaves the method as it was.
 
-    when: at the end of each "rounds" or "domains", and before the stream in both cases. total:
-    batches of the stream, of which each of `rounds` has as many. Raises DataError if the benchmark
-    has no source images with labels that the model knows.
+    The cell says when: at the end of each "rounds" or "domains", and before the stream in both
+    cases. total: batches of the stream, of which each round has as many. Raises DataError if the
+    benchmark has no source images with labels that the model knows.
     """
 
-    def __init__(
-        self, benchmark: Benchmark, method: Method, when: Probe, total: int, rounds: int
-    ) -> None:
-        self.method, self.when = method, when
-        self.per_round = total // rounds
-        self.accuracy: Callable[[], float | None] = lambda: accuracy_on_source(benchmark, method)
+    def __init__(self, opened: OpenCell, method: Method, total: int) -> None:
+        self.benchmark, self.method = opened.benchmark, method
+        self.when: Probe = opened.cell.request.probe
+        self.per_round = total // opened.cell.settings.rounds
 
-    def began(self, progress: Progress) -> None:
+    def before_stream(self, progress: Progress) -> None:
         """Score before the first batch; not again where a run goes on."""
         if self.when != "none" and not progress.lines and not progress.probes:
             self._take(progress)
@@ -44,7 +40,7 @@ class SourceProbe:
 
     def _take(self, progress: Progress) -> None:
         state = self.method.state_dict()
-        accuracy = self.accuracy()
+        accuracy = accuracy_on_source(self.benchmark, self.method)
         self.method.load_state_dict(state)  # predicting may move statistics or a memory
         if accuracy is None:
             raise DataError(
@@ -73,5 +69,5 @@ def check_probed(folder: RunFolder, probe: Probe) -> None:
     if len(found) <= wanted:  # one more, before the stream
         raise RunError(
             f"{folder.path}: is done without the accuracies on source images that --probe {probe} "
-            "asks for; only a run anew leaves them: use --force."
+            "asks for; only a rerun leaves them: use --force."
         )

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import safetensors
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -49,14 +48,15 @@ from ctta_bench.run.checkpoint import (
     write_state,
 )
 from ctta_bench.run.environment import environment
-from ctta_bench.run.loggers import JsonLines, Logger, lay_lines
-from ctta_bench.run.open import accuracy_on_source, build_benchmark, build_method, source_data
+from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
+from ctta_bench.run.open import OpenCell, accuracy_on_source, open_cell, source_data
+from ctta_bench.run.options import RunOptions
+from ctta_bench.source_models.shared import Models
 
 
 def warmed(
-    cell: Cell,
+    opened: OpenCell,
     directory: Path,
-    device: torch.device,
     loggers: Sequence[Logger] = (),
     beat: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor] | None:
@@ -64,74 +64,115 @@ def warmed(
 
     None for a cell without warm-up. `beat` is called after each update.
     """
-    if cell.warmup is None:
+    warmup = opened.cell.warmup
+    if warmup is None:
         return None
-    folder = RunFolder(directory / cell.warmup["id"])
-    run_warmup(cell, folder, device=str(device), loggers=loggers, beat=beat)
-    return read_learnt(folder, cell.warmup)
+    folder = RunFolder(directory / warmup["id"])
+    make_warmup(lambda: opened, warmup, folder, RunOptions(loggers=loggers), beat)
+    return read_learnt(folder, warmup)
 
 
 def run_warmup(
     cell: Cell,
     folder: RunFolder,
+    options: RunOptions | None = None,
     *,
-    device: str = "cpu",
-    force: bool = False,
-    loggers: Sequence[Logger] = (),
-    beat: Callable[[], None] = lambda: None,
-    checkpoint_seconds: float = 20.0,
-    checkpoint_updates: int | None = None,
+    models: Models | None = None,
 ) -> dict[str, Any]:
-    """Make the warm-up of a cell, or go on where an earlier attempt stopped; a done one is kept.
-
-    Checkpoints, errors and interrupts are those of `engine.run_cell`.
-    """
+    """Run the warm-up of a cell as a step of its own, as `engine.run_cell` runs the cell."""
     assert cell.warmup is not None
+    options = options or RunOptions()
     keep_freed_memory()
-    with folder.work(cell.warmup, force=force) as heartbeat:
+    return make_warmup(
+        lambda: open_cell(cell, options.device, models), cell.warmup, folder, options
+    )
+
+
+def make_warmup(
+    open_it: Callable[[], OpenCell],
+    record: dict[str, Any],
+    folder: RunFolder,
+    options: RunOptions,
+    beat: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Make a warm-up, or go on where an earlier attempt stopped; a done one is kept.
+
+    record: its own. The cell is opened where there is something to do. Errors and interrupts are
+    those of `engine.run_cell`.
+    """
+    with folder.work(record, force=options.force) as heartbeat:
         if heartbeat is None:
             return folder.result()
-        held = heartbeat
+        owner = heartbeat
 
         def alive() -> None:
-            held.beat()
+            owner.beat()
             beat()
 
-        pace = Pace(checkpoint_seconds, checkpoint_updates)
-        result, interrupt = _run(cell, folder, torch.device(device), loggers, pace, alive)
-    if interrupt.asked:
-        raise KeyboardInterrupt(interrupt.asked)
+        result, signal_name = _run(open_it(), record, folder, options, alive)
+    if signal_name:
+        raise KeyboardInterrupt(signal_name)
     return result
 
 
 def _run(
-    cell: Cell,
+    opened: OpenCell,
+    record: dict[str, Any],
     folder: RunFolder,
-    device: torch.device,
-    loggers: Sequence[Logger],
-    pace: Pace,
+    options: RunOptions,
     alive: Callable[[], None],
-) -> tuple[dict[str, Any], DeferredInterrupt]:
-    assert cell.warmup is not None
-    benchmark, method = build_benchmark(cell), build_method(cell, device)
+) -> tuple[dict[str, Any], str]:
+    """The result of a warm-up, and the signal that came within its last update, "" without one."""
+    benchmark, method = opened.benchmark, opened.method()
+    opened.models.release()
     before = accuracy_on_source(benchmark, method)
-    warmup = Warmup(method, source_data(benchmark, method, cell.request.seed))
-    total = {"num_batches": warmup.total}
-    write_yaml(folder.file(CELL_FILE), cell.warmup | total)
-    write_json(folder.file(ENVIRONMENT_FILE), environment(device))
-    lines, seconds = _resume(folder, warmup, loggers)
-    lay_lines(folder, lines)
-    log = JsonLines()
-    log.start(folder.path, cell.warmup, len(lines), warmup.total)
+    warmup = Warmup(method, source_data(benchmark, method, opened.seed))
+    write_yaml(folder.file(CELL_FILE), record | {"num_batches": warmup.total})
+    write_json(folder.file(ENVIRONMENT_FILE), environment(opened.device))
+    lines, seconds = _resume(folder, warmup, options.loggers)
+    rewrite_lines(folder, lines)
     began = time.monotonic() - seconds
+    signal_name = _update(warmup, lines, began, record, folder, options, alive)
+    learnt = warmup.finish()
+    load_warmed(method, learnt)
+    method.warmed_up()
+    result = _summary(record["id"], lines, warmup) | {
+        "seconds": time.monotonic() - began,
+        "source_accuracy": {"before": before, "after": accuracy_on_source(benchmark, method)},
+        "model_sha256": record["model"]["sha256"],
+        "learnt_sha256": write_learnt(folder, learnt, record),
+    }
+    write_json(folder.file(RESULT_FILE), result)
+    folder.append_log(f"done: {warmup.total} updates")
+    drop_states(folder)
+    return result, signal_name
+
+
+def _update(
+    warmup: Warmup,
+    lines: list[dict[str, Any]],
+    began: float,
+    record: dict[str, Any],
+    folder: RunFolder,
+    options: RunOptions,
+    alive: Callable[[], None],
+) -> str:
+    """Make the updates that are left, and append their lines; the signal that came, or "".
+
+    Raises KeyboardInterrupt after a checkpoint where a signal leaves updates to make.
+    """
+    pace, log = Pace.of(options.checkpoint), JsonLines()
+    log.start(folder.path, record, len(lines), warmup.total)
     try:
         with DeferredInterrupt() as interrupt:
             for line in warmup.updates():
                 lines.append(line)
                 log.batch(line)
                 alive()
-                for logger in loggers:
-                    logger.preparing(f"warming up {cell.request.method}", len(lines), warmup.total)
+                for logger in options.loggers:
+                    logger.preparing(
+                        f"warming up {record['method']['name']}", len(lines), warmup.total
+                    )
                 stops = interrupt.asked and len(lines) < warmup.total
                 if stops or pace.due(len(lines)):
                     content = {"lines": lines, "seconds": time.monotonic() - began}
@@ -143,19 +184,7 @@ def _run(
                     raise KeyboardInterrupt(interrupt.asked)
     finally:
         log.finish(None)
-    learnt = warmup.finish()
-    load_warmed(method, learnt)
-    method.warmed_up()
-    result = _summary(cell.warmup["id"], lines, warmup) | {
-        "seconds": time.monotonic() - began,
-        "source_accuracy": {"before": before, "after": accuracy_on_source(benchmark, method)},
-        "model_sha256": cell.warmup["model"]["sha256"],
-        "learnt_sha256": write_learnt(folder, learnt, cell.warmup),
-    }
-    write_json(folder.file(RESULT_FILE), result)
-    folder.append_log(f"done: {warmup.total} updates")
-    drop_states(folder)
-    return result, interrupt
+    return interrupt.asked
 
 
 def _resume(

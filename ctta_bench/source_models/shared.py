@@ -1,11 +1,6 @@
-"""Source models that several cells of one process start from: read once, and copied for each.
+"""The source model of a process: read once, and copied for each method that starts from it."""
 
-Packed cells of a grid are ordered by their model, so that the last one is all that is kept.
-"""
-
-import contextlib
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +11,61 @@ from ctta_bench.source_models.weights import weight_file
 Key = tuple[Any, ...]
 
 
-class _Shelf:
-    """Where the last model stands; it holds nothing unless somebody shares."""
+class Models:
+    """Source models by name and options of `load_source_model`; the last one read is kept.
 
-    sharing = False
-    kept: tuple[Key, SourceModel] | None = None
-
-
-@contextlib.contextmanager
-def sharing_models() -> Iterator[None]:
-    """Within the block the last source model that was read is kept for the next cell."""
-    _Shelf.sharing = True
-    try:
-        yield
-    finally:
-        _Shelf.sharing, _Shelf.kept = False, None
-
-
-def source_model(name: str, options: dict[str, Any], *, to_change: bool = True) -> SourceModel:
-    """`load_source_model(name, **options)`, from the shelf where it stands there.
-
-    One that is not `to_change` may be the shelf's own.
+    One object goes through all that a process does: it fingerprints the model of a cell and gives
+    that cell, its warm-up and the next cells their copies. Two models are never held at once, so
+    cells of one model should follow one another. several: whether other cells follow; if not,
+    `release` drops the model.
     """
-    if not _Shelf.sharing:
-        return load_source_model(name, **options)
-    key = (name, stamp_of(name, options), tuple(options.items()))
-    if _Shelf.kept is None or _Shelf.kept[0] != key:
-        _Shelf.kept = None  # never two at once
-        _Shelf.kept = key, load_source_model(name, **options)
-    model = _Shelf.kept[1]
-    return _fresh_copy(model) if to_change else model
+
+    def __init__(self, *, several: bool = False) -> None:
+        self.several = several
+        self._kept: tuple[Key, SourceModel] | None = None
+        self._facts: dict[Key, tuple[str, dict[str, Any]]] = {}
+
+    def fresh(self, name: str, options: dict[str, Any]) -> SourceModel:
+        """A copy of the model as it was read, with a count of passes of its own.
+
+        Raises what `load_source_model` raises.
+        """
+        copied = copy.deepcopy(self._read(_key(name, options), name, options))
+        copied.passes = PassCounts()  # copies within a cell share theirs, cells do not
+        return copied
+
+    def facts(self, name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """SHA-256 of the model's weights, and its pre-processing; remembered for every model."""
+        key = _key(name, options)
+        if key not in self._facts:
+            model = self._read(key, name, options)
+            self._facts[key] = model.sha256(), model.preprocessing.record()
+        return self._facts[key]
+
+    def release(self) -> None:
+        """Drop the kept model, unless several cells share it: the only one has its copy."""
+        if not self.several:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the kept model; fingerprints stay."""
+        self._kept = None
+
+    def _read(self, key: Key, name: str, options: dict[str, Any]) -> SourceModel:
+        if self._kept is None or self._kept[0] != key:
+            self.drop()  # before the next one is read: never two at once
+            self._kept = key, load_source_model(name, **options)
+        return self._kept[1]
 
 
-def _fresh_copy(model: SourceModel) -> SourceModel:
-    copied = copy.deepcopy(model)
-    copied.passes = PassCounts()  # copies within a cell share theirs, cells do not
-    return copied
+def _key(name: str, options: dict[str, Any]) -> Key:
+    """What tells models apart: name, options, and the stamp of the weights' file.
 
-
-def stamp_of(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """File, size and time of a model's weights, so that a rewritten file is another model's."""
+    The stamp (size, time, inode) makes a file that was written again another model's.
+    """
     path: Path | None = options["weights"] or stored_weights(name, options["root"])
-    if path is None or not path.exists():
-        return (path,)
-    stat = weight_file(path).stat()
-    return (path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    stamp: Key = (path,)
+    if path is not None and path.exists():
+        stat = weight_file(path).stat()
+        stamp = (path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return (name, stamp, *options.items())

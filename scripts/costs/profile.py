@@ -20,6 +20,8 @@ from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.run import engine
+from ctta_bench.run.open import OpenCell
+from ctta_bench.source_models.shared import Models
 
 
 class Ledger:
@@ -66,8 +68,8 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (Method, "__call__", "methods: losses, optimisers, all else"),
     (Method, "start", "preparation, before the stream"),
     (engine, "source_accuracy", "check of the model on source images"),
-    (engine, "build_method", "loading models"),
-    (engine, "build_model", "loading models"),
+    (OpenCell, "model", "copies of models"),
+    (OpenCell, "method", "copies of models"),
 )
 
 
@@ -92,10 +94,11 @@ def run(chosen: argparse.Namespace) -> int:
         more = {"benchmark.examples": chosen.examples}
         experiment = experiment.model_copy(update={"set": experiment.set | more})
     with ledger.part("resolving the cells"):
-        cells = expand(experiment, **options)
+        models = Models(several=True)
+        cells = expand(experiment, models=models, **options)
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
-            engine.run_cell(cell, RunFolder(Path(folder) / cell.id))
+            engine.run_cell(cell, RunFolder(Path(folder) / cell.id), models=models)
     with ledger.part("the end"):
         total = time.process_time()
     ledger.seconds["imports"] = total - sum(ledger.seconds.values())

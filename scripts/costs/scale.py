@@ -77,13 +77,19 @@ def _expanded(cells: int) -> list[Any]:
 
 def plan(cells: int, runs: Path) -> None:
     """Expand a grid, write down its cells and its launch, and cut it into arrays."""
-    from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
     from ctta_bench.launch.plan import Launch
-    from ctta_bench.launch.steps import lay_down, schedule
+    from ctta_bench.launch.steps import (
+        arrays,
+        in_order,
+        pack,
+        schedule,
+        wave_of,
+        write_planned,
+    )
 
     steps = in_order(schedule(_expanded(cells)))
     directory = runs.parent / "planned"
-    lay_down(steps, directory)
+    write_planned(steps, directory)
     packs = pack(steps, 4)
     Launch.create(directory, steps, packs, executor="slurm", shared=False)
     found = arrays([wave_of(steps[start]) for start, _ in packs], 1001, 50)

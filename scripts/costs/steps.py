@@ -30,7 +30,7 @@ from ctta_bench.model import SourceModel
 from ctta_bench.parts.adapters.injected import InjectedLinear
 from ctta_bench.parts.views.batch import random_view
 from ctta_bench.run.checkpoint import Progress
-from ctta_bench.run.engine import play
+from ctta_bench.run.engine import run_stream
 from ctta_bench.stream import ArrayImages, Domain, Stream, batch_domains
 from ctta_bench.stream.settings import StreamSettings
 
@@ -108,7 +108,7 @@ def engine_ratio(model: SourceModel, stream: Stream, repeats: int) -> list[float
     ready = [batch.images.to(device) for batch in stream.batches()]
 
     def engine() -> None:
-        play(method, stream, Progress())
+        run_stream(method, stream, Progress())
 
     @torch.no_grad()
     def bare() -> None:

@@ -20,6 +20,7 @@ from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from tests.launches import PLUGINS, batches, call, grid, slow, start, states, until, without_times
 from tests.launches import write_grid as write
 
@@ -165,7 +166,9 @@ def test_a_clock_that_jumps_changes_no_number_and_no_duration(
 ) -> None:
     def run(name: str, *loggers: Logger) -> dict[str, Any]:
         cell = resolve(CellRequest(method="tent", benchmark="toy", model="toy_vit"))
-        return run_cell(cell, RunFolder(tmp_path / name), loggers=loggers, checkpoint_seconds=0.0)
+        return run_cell(
+            cell, RunFolder(tmp_path / name), RunOptions(loggers=loggers, checkpoint="1")
+        )
 
     run("whole")
     clock = JumpingClock(monkeypatch)

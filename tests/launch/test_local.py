@@ -18,7 +18,7 @@ import pytest
 from ctta_bench.config.experiment import expand, load_experiment
 from ctta_bench.errors import ConfigError
 from ctta_bench.launch.begin import select
-from ctta_bench.launch.resources import share_out
+from ctta_bench.launch.local import share_out
 from ctta_bench.launch.steps import schedule
 from tests.launches import (
     PLUGINS,
@@ -139,7 +139,7 @@ def test_more_jobs_than_places_are_refused_with_the_way_out(
 
 
 def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta_bench.launch.resources.usable_cores", lambda: 8)
+    monkeypatch.setattr("ctta_bench.launch.local.usable_cores", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [share_out(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
+from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from ctta_bench.config.experiment import Experiment, expand
-from ctta_bench.launch.packing import arrays, in_order, pack, wave_of
 from ctta_bench.launch.status import board
-from ctta_bench.launch.steps import schedule
+from ctta_bench.launch.steps import arrays, in_order, pack, schedule, wave_of
 from ctta_bench.record.schema import identity
 from tests.launch.conftest import CELL, LINE, RESULT
 
