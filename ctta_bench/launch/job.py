@@ -1,16 +1,18 @@
-"""What a job of submitit does: it keeps one process at work, and outlives it.
+"""Keeping the process of one worker at work: in a job of Slurm, and on this machine (local.py).
 
 The process that works (work.py) may be killed, run out of memory or end itself in one cell; then
-that cell has failed, and another process goes on with the next. After a signal of the scheduler
-the job is queued again, as often as it makes progress. submitit's own requeueing counts signals,
-takes every one in a short job for a time-out and passes over SIGTERM, so that it is only what
-remains for the moments before the process is there.
+that cell has failed, and another process goes on with the next. In a job of Slurm a signal of the
+scheduler queues the job again, as often as it makes progress. submitit's own requeueing counts
+signals, takes every one in a short job for a time-out and passes over SIGTERM, so that it is only
+what remains for the moments before the process is there.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from ctta_bench.record.schema import BATCHES_FILE
 
 LAST_LINES = 20  # of what a process printed, kept in the log of the cell that it died in
 IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Not `-m`: it would put the working folder before all that is installed.
 _ENTRY = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
@@ -48,13 +50,8 @@ class Job:
             code, heard = self._child(launch)
             if code == INTERRUPTED:
                 self._interrupted(launch, heard)
-            ended = code == 0 and launch.journal(self.worker).open_step() is None
-            if ended or code == INTERRUPTED or launch.is_cancelled:
+            if is_over(launch, self.worker, code):
                 return
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            reason = f"its process ended with {how}, for want of memory or from outside"
-            if not fail_open_step(launch, self.worker, reason):
-                raise RunError(f"the worker ended with {how} before any step; its log says why.")
 
     def checkpoint(self) -> Any:
         """What submitit queues after a signal that came too early for us: the same again."""
@@ -72,26 +69,17 @@ class Job:
             if child is not None:
                 child.send_signal(number)
 
-        for number in STOP_SIGNALS:
+        for number in FORWARDED:
             signal.signal(number, forward)
         # A terminal sends Ctrl-C to the child as well; handed on, it would be a second one.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        call = [sys.executable, "-u", "-c", _ENTRY, self.folder, str(self.worker)]
-        # Blocked until the child is there to heed them: it inherits the mask, and lifts it itself.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
-            with launch.log(self.worker).open("ab") as log:
-                child = subprocess.Popen(
-                    call, env=environment_of(launch, self.worker), stdout=log, stderr=log
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        with signals_blocked():
+            child = start(launch, self.worker)
         return child.wait(), heard[0] if heard else ""
 
     def _interrupted(self, launch: Launch, heard: str) -> None:
         """Have the job queued again if it was not ended for good, and makes progress."""
-        journal = launch.journal(self.worker)
-        journal.write(state="interrupted", reason=heard, progress=progress_of(launch, self.worker))
+        note_interruption(launch, self.worker, heard)
         job = os.environ.get("SLURM_JOB_ID")
         if launch.facts["executor"] != "slurm" or job is None or launch.is_cancelled:
             return
@@ -99,12 +87,60 @@ class Job:
             return  # `grid` goes on from the checkpoint
         if state_of(job) != "RUNNING":
             return  # cancelled, or queued again by Slurm itself
-        counts = [e["progress"] for e in journal.read() if "progress" in e]
+        events = launch.journal(self.worker).read()
+        counts = [event["progress"] for event in events if "progress" in event]
         if len(counts) >= IDLE_ATTEMPTS and len(set(counts[-IDLE_ATTEMPTS:])) == 1:
             reason = f"interrupted {IDLE_ATTEMPTS} times ({heard}) without a finished batch"
             fail_open_step(launch, self.worker, reason, interrupted=True)
             raise RunError(f"{reason}; not queued again.")
         requeue(job)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Within the block a process is started: it inherits blocked signals, and unblocks them itself.
+
+    So none reaches it before it has handlers; those for this process wait for the block's end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *FORWARDED})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(launch: Launch, worker: int) -> "subprocess.Popen[bytes]":
+    """Start the process that works; within `signals_blocked`. Raises RunError if that fails."""
+    call = [sys.executable, "-u", "-c", _ENTRY, str(launch.folder), str(worker)]
+    try:
+        with launch.log(worker).open("ab") as log:
+            return subprocess.Popen(
+                call, env=environment_of(launch, worker), stdout=log, stderr=log
+            )
+    except OSError as error:
+        raise RunError(f"{launch.log(worker)}: no worker could be started ({error}).") from error
+
+
+def is_over(launch: Launch, worker: int, code: int) -> bool:
+    """Whether a worker whose process ended with an exit code has no more to do.
+
+    If not, the step that it died in has failed, and a new process is to go on. Raises RunError if
+    it died before any step.
+    """
+    finished = code == 0 and launch.journal(worker).open_step() is None
+    if finished or code == INTERRUPTED or launch.is_cancelled:
+        return True
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    reason = f"its process ended with {how}, for want of memory or from outside"
+    if not fail_open_step(launch, worker, reason):
+        raise RunError(f"the worker ended with {how} before any step; its log says why.")
+    return False
+
+
+def note_interruption(launch: Launch, worker: int, signal_name: str) -> None:
+    """Put into the journal of a worker that it was interrupted, and how far it has come."""
+    progress = progress_of(launch, worker)
+    launch.journal(worker).write(state="interrupted", reason=signal_name, progress=progress)
 
 
 def environment_of(launch: Launch, worker: int) -> dict[str, str]:
@@ -114,14 +150,14 @@ def environment_of(launch: Launch, worker: int) -> dict[str, str]:
     if facts["threads"]:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(facts["threads"]))
     if facts["devices"] is not None:
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # submitit has set one
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
         device = facts["devices"][worker]
         environment |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     return environment
 
 
 def progress_of(launch: Launch, worker: int) -> int:
-    """Steps settled and batches done by a worker: a number that grows while it gets anywhere."""
+    """Steps ended and batches done by a worker: a number that grows while it gets anywhere."""
     events = launch.journal(worker).read()
     ended = sum(event.get("state") in ("done", "kept", "failed") for event in events)
     begun = [event["step"] for event in events if event.get("state") == "running"]
@@ -130,7 +166,7 @@ def progress_of(launch: Launch, worker: int) -> int:
 
 
 def fail_open_step(launch: Launch, worker: int, reason: str, *, interrupted: bool = False) -> bool:
-    """Settle the step that a worker left behind as failed; False if it left none."""
+    """Record the step that a worker left open as failed; False if it left none."""
     journal = launch.journal(worker)
     step = journal.last_step("interrupted") if interrupted else journal.open_step()
     if step is None:

@@ -1,25 +1,26 @@
-"""Workers on this machine: how they share it, jobs of submitit for them, and one queue for all.
+"""Workers on this machine: how they share it, and their processes, one for each.
 
-submitit starts every job that it is given at once, so it is given no more than may run; each takes
-the next step that no other has taken.
+All take steps from one queue, each the next that no other has taken. `grid` starts their processes
+itself, and starts another where one dies in a cell.
 """
 
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ctta_bench.errors import ConfigError
-from ctta_bench.launch.job import Job
-from ctta_bench.launch.plan import Launch
+from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.launch.job import is_over, note_interruption, signals_blocked, start
+from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.record.owner import is_dead
 from ctta_bench.run.environment import usable_cores
 
 POLL_SECONDS = 0.2
-FOREVER_MINUTES = 60 * 24 * 365  # submitit gives local jobs two minutes
+OnEvent = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -65,65 +66,80 @@ def share_out(jobs: int | None, cells_per_gpu: int, device: str | None, steps: i
     return Share(count, threads, devices or None)
 
 
-def run_pool(launch: Launch, workers: range, on_event: Callable[[dict[str, Any]], None]) -> None:
-    """Run workers of a launch to their end; `on_event` hears what they tell.
+class Pool:
+    """The processes of some workers of a launch."""
 
-    KeyboardInterrupt ends all workers, each after a checkpoint; a second one at once.
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._reported: dict[int, int] = {}
+
+    def start(self, worker: int) -> None:
+        """Start the process of a worker. Raises RunError if that fails."""
+        with signals_blocked():
+            self.processes[worker] = start(self.launch, worker)
+
+    def replace_ended(self) -> None:
+        """Forget processes that ended, and start another where one died in a cell."""
+        for worker, process in list(self.processes.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self.processes[worker]
+            try:
+                if code == INTERRUPTED:
+                    note_interruption(self.launch, worker, "")
+                if not is_over(self.launch, worker, code):
+                    self.start(worker)
+            except (RunError, OSError) as error:  # the steps that it leaves have no end
+                with contextlib.suppress(OSError), self.launch.log(worker).open("a") as log:
+                    log.write(f"{error}\n")
+
+    def report(self, workers: range, on_event: OnEvent) -> None:
+        """Hand the events of steps that are new in the journals to `on_event`."""
+        for worker in workers:
+            events = self.launch.journal(worker).read()
+            for event in events[self._reported.get(worker, 0) :]:
+                if "step" in event:
+                    on_event(event)
+            self._reported[worker] = len(events)
+
+    def end(self) -> None:
+        """End all processes after a checkpoint; on another Ctrl-C at once."""
+        self.launch.cancel()
+        try:
+            self._signal(signal.SIGTERM)
+            while self.processes:
+                self.replace_ended()  # of a cancelled launch none is started again
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            self._signal(signal.SIGKILL)
+            raise
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes.values():
+            process.send_signal(number)
+
+
+def run_pool(launch: Launch, workers: range, on_event: OnEvent) -> None:
+    """Run workers of a launch to their end; `on_event` gets the events of their steps.
+
+    KeyboardInterrupt ends all workers, each after a checkpoint; a second one at once. Raises
+    RunError if no process can be started.
     """
-    import submitit
-
-    jobs: list[Any] = []
-    told: dict[int, int] = {}
+    pool = Pool(launch)
     try:
-        executor = submitit.LocalExecutor(folder=launch.folder / "submitit")
-        executor.update_parameters(timeout_min=FOREVER_MINUTES, stderr_to_stdout=True)
-        with _deaf_to_interrupts():
-            for worker in workers:
-                jobs.append(executor.submit(Job(str(launch.folder), worker)))
-        while not all(job.done() for job in jobs):
-            _tell(launch, workers, told, on_event)
+        for worker in workers:
+            pool.start(worker)
+        while pool.processes:
+            pool.report(workers, on_event)
             time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
-        _end(launch, jobs)
+            pool.replace_ended()
+    except (KeyboardInterrupt, RunError):
+        pool.end()
         raise
     finally:
-        _tell(launch, workers, told, on_event)
-
-
-def _tell(
-    launch: Launch,
-    workers: range,
-    told: dict[int, int],
-    on_event: Callable[[dict[str, Any]], None],
-) -> None:
-    for worker in workers:
-        events = launch.journal(worker).read()
-        for event in events[told.get(worker, 0) :]:
-            if "step" in event:
-                on_event(event)
-        told[worker] = len(events)
-
-
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes begun here pass over Ctrl-C, which a terminal sends to all of them: we end them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _end(launch: Launch, jobs: list[Any]) -> None:
-    """End all workers after a checkpoint; on another Ctrl-C at once."""
-    launch.cancel()
-    try:
-        signal_workers(launch, signal.SIGTERM)
-        while not all(job.done() for job in jobs):
-            time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
-        signal_workers(launch, signal.SIGKILL)
-        raise
+        pool.report(workers, on_event)
 
 
 def signal_workers(launch: Launch, number: signal.Signals) -> int:
