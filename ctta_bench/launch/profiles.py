@@ -32,13 +32,15 @@ class Profile(BaseModel):
     memory_gb: float | None = Field(None, gt=0, description="memory a job; the cluster's default")
     time_minutes: int = Field(60, ge=1, description="wall time of a job")
     signal_seconds: int | None = Field(
-        None, ge=1, description="how long before its end a job is told; a fifth of it, at most 90"
+        None,
+        ge=1,
+        description="how long before its end a job is signalled; a fifth of it, at most 90",
     )
     exclude: Words | None = Field(None, description="nodes to stay away from")
     parallel: int | None = Field(
         None, ge=1, description="jobs at once; as many as the cluster runs"
     )
-    requeue: bool = Field(True, description="queue a job again that was told to stop")
+    requeue: bool = Field(True, description="queue a job again that was stopped by a signal")
     cells_per_job: int = Field(1, ge=1, description="cells packed into one job, one after another")
     max_array: int | None = Field(None, ge=1, description="jobs an array; as the cluster says")
     setup: tuple[Words, ...] = Field(
@@ -49,7 +51,7 @@ class Profile(BaseModel):
 
     @property
     def lead_seconds(self) -> int:
-        """How long before its end a job is told to stop; it fits the wall time."""
+        """How long before its end a job is signalled to stop; it fits the wall time."""
         return self.signal_seconds or min(90, max(5, self.time_minutes * 60 // 5))
 
 
@@ -76,7 +78,7 @@ def load_profile(name_or_file: str) -> Profile:
 
 
 def parameters_of(profile: Profile) -> dict[str, Any]:
-    """What submitit is told; nothing in it passes through a shell but the setup lines."""
+    """Parameters for submitit; nothing in it passes through a shell but the setup lines."""
     asked: dict[str, Any] = {
         "partition": profile.partition,
         "account": profile.account,

@@ -34,13 +34,13 @@ def _call(*words: str) -> str:
     except subprocess.TimeoutExpired:
         raise RunError(f"{words[0]}: no answer within {SECONDS} s.") from None
     if done.returncode != 0:
-        told = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
-        raise RunError(f"{words[0]}: {told}")
+        reason = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
+        raise RunError(f"{words[0]}: {reason}")
     return done.stdout
 
 
 def job_states(jobs: Iterable[str]) -> tuple[dict[str, JobState], list[str]]:
-    """States of jobs (`12`, `12_3`) that Slurm still knows, and what it could not tell.
+    """States of jobs (`12`, `12_3`) that Slurm still knows, and what could not be asked.
 
     One call of squeue, and one of sacct for those that have left the queue, where there is sacct.
     """

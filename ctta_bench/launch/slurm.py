@@ -15,7 +15,7 @@ from ctta_bench.launch.profiles import Profile, parameters_of
 from ctta_bench.launch.scheduler import array_limit
 from ctta_bench.launch.steps import Array, arrays
 
-# A signal in the first moments would end Python before anything heeds it.
+# A signal in the first moments would end Python before it has handlers.
 _PATIENT = """sh -c 'trap "" TERM USR1 USR2; exec "$@"' sh """
 _COUNTED_BY_US = 1_000_000  # submitit's own limit of time-outs; ours goes by progress (job.py)
 

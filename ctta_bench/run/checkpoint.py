@@ -50,9 +50,9 @@ class Progress:
 class DeferredInterrupt:
     """Ctrl-C, and what schedulers send, waits for the end of the batch, for a whole checkpoint.
 
-    `asked` names the signal, "" before it. A second Ctrl-C is heeded at once, without a checkpoint;
-    schedulers send several signals, or one twice. Outside the main thread signals are left as they
-    are.
+    `asked` names the signal, "" before it. A second Ctrl-C ends the run at once, without a
+    checkpoint; schedulers send several signals, or one twice. Outside the main thread signals are
+    left as they are.
     """
 
     def __enter__(self) -> "DeferredInterrupt":
@@ -150,7 +150,7 @@ def resume(
 ) -> Progress:
     """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
 
-    Says what it found. With no checkpoint the stream begins anew.
+    Says what it found. With no checkpoint the stream starts again.
     """
 
     progress = Progress(scorer or ErrorScorer())

@@ -104,7 +104,7 @@ class OpenCell(OpenBenchmark):
     ) -> SourceData | None:
         """The source data that the method may read; what is made from it is kept for other cells.
 
-        `say` hears of troubles with that. Raises DataError if the benchmark lacks source data.
+        `say` gets a sentence where that fails. Raises DataError if the benchmark lacks source data.
         """
         sha256 = self.cell.record["model"]["sha256"]
         return source_data(
@@ -183,7 +183,7 @@ def source_data(
     """The source set as the method may see it: nothing, images, or images with labels.
 
     With the fingerprint of the source model, what is made from its images is kept for other cells,
-    and `say` hears of troubles with that. Raises DataError if the method needs source data and
+    and `say` gets a sentence where that fails. Raises DataError if the method needs source data and
     the benchmark has none.
     """
     images = source_images(benchmark, method.source_access, type(method).__name__)

@@ -11,7 +11,7 @@ from ctta_bench.run.loggers import Logger
 class RunOptions:
     """Where it runs and what is written on the way.
 
-    force: start anew, whatever is there. checkpoint: the interval between two, as
+    force: rerun from the start, whatever is there. checkpoint: the interval between two, as
     `checkpoint.parse_interval` reads it: `20s`, or a number of batches (of a warm-up: updates).
     """
 

@@ -59,7 +59,7 @@ class Models:
 
 
 def _key(name: str, options: dict[str, Any]) -> Key:
-    """What tells models apart: name, options, and the stamp of the weights' file.
+    """The identity of a model: name, options, and the stamp of the weights' file.
 
     The stamp (size, time, inode) makes a file that was written again another model's.
     """

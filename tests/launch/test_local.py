@@ -50,13 +50,19 @@ def workers_of(runs: Path) -> list[int]:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = file.read_bytes()
-            stat = (file.parent / "stat").read_text()
+            parent = parent_of(int(file.parent.name))
         except OSError:
             continue
         if mark in words and b"launch.work" in words:
-            parents[int(file.parent.name)] = int(stat.rpartition(")")[2].split()[1])
+            parents[int(file.parent.name)] = parent
     # A program that a worker begins is a copy of it for a moment.
     return [pid for pid, parent in parents.items() if parent not in parents]
+
+
+def parent_of(pid: int) -> int:
+    """The process that started a process."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def undisturbed(folder: Path) -> dict[str, Any]:
@@ -247,6 +253,8 @@ def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
     until(lambda: any(batches(cell) for cell in runs.glob("slow-*")))
+    # No process stands between the launcher and those that work.
+    assert {parent_of(pid) for pid in workers_of(runs)} == {launcher.pid}
     assert "processes of this machine ended" in call("cancel", runs).stdout
     launcher.communicate(timeout=60)
     assert workers_of(runs) == []
