@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from ctta_bench.datasets.making import corruptions
+from ctta_bench.datasets.making import corruptions, effects
 from ctta_bench.datasets.making.corruptions import (
     CORRUPTIONS,
     HOLD_OUT,
@@ -102,7 +102,7 @@ def frost_originals(tmp_path, monkeypatch, photograph):
     """Stand-ins for the full-size frost pictures where the data root is said to be."""
     folder = tmp_path / "frost"
     folder.mkdir()
-    for number, name in enumerate(corruptions._FROST):
+    for number, name in enumerate(effects.FROST):
         picture = cv2.resize(np.roll(photograph, 5 * number, axis=1), (330, 300))
         assert cv2.imwrite(str(folder / name), picture)
     monkeypatch.setenv("CTTA_BENCH_DATA", str(tmp_path))
@@ -276,7 +276,7 @@ def test_small_frost_is_a_crop_of_the_embedded_pictures(severity, photograph):
     rng = generator("frost", severity)
     image_weight, frost_weight, _ = PARAMETERS["cifar"]["frost"][severity - 1]
     number = (1, 2, 2, 4, 5)[rng.randint(5)]
-    folder = Path(corruptions.__file__).parent / "embedded" / "frost"
+    folder = Path(effects.__file__).parents[1] / "embedded" / "frost"
     picture = cv2.imread(str(folder / f"frost{number}.png"))[..., ::-1]
     top, left = rng.randint(picture.shape[0] - 32), rng.randint(picture.shape[1] - 32)
     mixed = image_weight * photograph + frost_weight * picture[top : top + 32, left : left + 32]
