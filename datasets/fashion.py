@@ -5,14 +5,12 @@ the training set), grey 28x28, zero-padded to 32x32. Corruptions have the CIFAR 
 made once per image, deterministically, into the cache. Images: Zalando SE, MIT licence.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from platformdirs import user_cache_path
 from pydantic import Field
 from torch import Tensor
 
@@ -117,10 +115,8 @@ class FashionC(Benchmark):
         return ArrayImages(padded(train[0]), train[1]), ArrayImages(padded(test[0]), test[1])
 
     def _cache(self) -> CorruptedCache:
-        root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
-        return CorruptedCache(
-            EMBEDDED / "fashion_test.npz", Path(root), SIDE, self.settings.parameters
-        )
+        images, parameters = EMBEDDED / "fashion_test.npz", self.settings.parameters
+        return CorruptedCache(images, self.cache_folder(), SIDE, parameters)
 
 
 def read(split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,8 @@
 """Image files to arrays: one way to decode. No torch: worker processes import this too."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -56,17 +58,24 @@ class Geometry:
         return Image.Resampling[self.interpolation.upper()]
 
 
-def decode(file: Path | BytesIO, geometry: Geometry, name: str = "") -> np.ndarray:
-    """An image as uint8 [3, size, size]. Raises DataError that names the file (or `name`)."""
+@contextlib.contextmanager
+def opened(file: Path | BytesIO, name: str = "", what: str = "image") -> Iterator[Image.Image]:
+    """An image file, open. What Pillow says against it becomes one sentence (DataError)."""
     try:
         with Image.open(file) as image:
-            rgb = geometry.apply(image if image.mode == "RGB" else image.convert("RGB"))
-            return np.asarray(rgb).transpose(2, 0, 1)
+            yield image
     except FileNotFoundError:
-        raise DataError(f"{name or file}: no such image.") from None
+        raise DataError(f"{name or file}: no such {what}.") from None
     except UNDECODABLE as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{name or file}: is not a readable image ({reason}).") from error
+        raise DataError(f"{name or file}: is not a readable {what} ({reason}).") from error
+
+
+def decode(file: Path | BytesIO, geometry: Geometry, name: str = "") -> np.ndarray:
+    """An image as uint8 [3, size, size]. Raises DataError that names the file (or `name`)."""
+    with opened(file, name) as image:
+        rgb = geometry.apply(image if image.mode == "RGB" else image.convert("RGB"))
+        return np.asarray(rgb).transpose(2, 0, 1)
 
 
 def image_names(folder: Path) -> list[str]:

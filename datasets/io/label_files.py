@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from ctta_bench.datasets.io.decoding import UNDECODABLE
+from ctta_bench.datasets.io.decoding import opened
 from ctta_bench.datasets.io.street_classes import CLASSES, IGNORE, LABEL_IDS
 from ctta_bench.errors import DataError
 
@@ -43,16 +42,10 @@ def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
 
 
 def _values(file: Path) -> np.ndarray:
-    try:
-        with Image.open(file) as image:
-            if image.mode in _CHANNELS:
-                raise DataError(
-                    f"{file}: has {_CHANNELS[image.mode]} channels, and a label map has one: this "
-                    "is a picture in colours; put the file of train ids in its place."
-                )
-            return np.asarray(image)
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such label map.") from None
-    except UNDECODABLE as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{file}: is not a readable label map ({reason}).") from error
+    with opened(file, what="label map") as image:
+        if image.mode in _CHANNELS:
+            raise DataError(
+                f"{file}: has {_CHANNELS[image.mode]} channels, and a label map has one: this is a "
+                "picture in colours; put the file of train ids in its place."
+            )
+        return np.asarray(image)

@@ -8,10 +8,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from ctta_bench.datasets.io.decoding import UNDECODABLE
+from ctta_bench.datasets.io.decoding import opened
 from ctta_bench.datasets.io.label_files import read_map
 from ctta_bench.errors import DataError
 
@@ -65,7 +64,7 @@ class StreetFiles(StreetImages):
     def _map(self, number: int) -> np.ndarray:
         file, image = self.maps_folder / self.map_names[number], self.folder / self.names[number]
         found = read_map(file, raw_ids=self.raw_ids)
-        with _opened(image) as shown:
+        with opened(image) as shown:
             if shown.size[::-1] != found.shape:
                 raise DataError(
                     f"{file}: has {found.shape[1]}x{found.shape[0]} pixels, but its image {image} "
@@ -93,21 +92,7 @@ def resized(image: np.ndarray, box: Size) -> np.ndarray:
     return cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
 
 
-def _opened(file: Path) -> Image.Image:
-    try:
-        return Image.open(file)
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such image.") from None
-    except UNDECODABLE as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{file}: is not a readable image ({reason}).") from error
-
-
 def _rgb(file: Path) -> np.ndarray:
     """uint8 [H, W, 3]."""
-    with _opened(file) as image:
-        try:
-            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-        except UNDECODABLE as error:
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"{file}: is not a readable image ({reason}).") from error
+    with opened(file) as image:
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

@@ -52,10 +52,6 @@ class Unit:
     corruption: str
     severities: tuple[int, ...]
 
-    def tasks(self, shards: int) -> list[Task]:
-        """So many shards at each severity."""
-        return [(self.corruption, s, number) for s in self.severities for number in range(shards)]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -69,7 +65,8 @@ class Job:
 
     def tasks(self, unit: Unit) -> list[Task]:
         """The shards of a unit, in the order of their images."""
-        return unit.tasks(-(-len(self.clean.labels) // self.shard))
+        shards = range(-(-len(self.clean.labels) // self.shard))
+        return [(unit.corruption, s, number) for s in unit.severities for number in shards]
 
     def mark(self, task: Task) -> Path:
         """The file whose presence says that a shard is made; of arrays, it is the shard."""
