@@ -12,6 +12,7 @@ from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
+from ctta_bench.record.schema import ResultRecord
 from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
 from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.engine import make_result, run_stream
@@ -28,7 +29,7 @@ from ctta_bench.stream.loading import named_failures
 class Result:
     """What `evaluate` returns: scores per image, and the same record that a run leaves on disk."""
 
-    record: dict[str, Any]
+    record: ResultRecord
     scores: Scores | MapScores
 
     @property

@@ -18,7 +18,7 @@ from ctta_bench.record.read import (
     read_cell,
     wrong_content,
 )
-from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, WARM_UP
+from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, WARM_UP, CellRecord
 
 # fmt: off
 VERSION_COLUMNS = [
@@ -90,14 +90,14 @@ def _short(values: list[float]) -> str:
     return " ".join(f"{value:g}" for value in shown)
 
 
-def _cell_row(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+def _cell_row(folder: Path, cell: CellRecord) -> dict[str, Any]:
     try:
         return _configuration(folder, cell) | _environment(folder)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise wrong_content(CELL_FILE, error) from error
 
 
-def _configuration(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+def _configuration(folder: Path, cell: CellRecord) -> dict[str, Any]:
     state = progress(folder, cell.get("num_batches"))
     blocks = (cell["method"], cell["benchmark"], cell["model"], cell["preprocessing"])
     return {
@@ -161,7 +161,7 @@ def _protocol(
     }
 
 
-def _start(cell: Mapping[str, Any]) -> str:
+def _start(cell: CellRecord) -> str:
     """What a cell without adaptation scores: "warm-up" or "source"; "" for one that adapts."""
     if cell.get("adapt", True):
         return ""

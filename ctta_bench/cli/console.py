@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ctta_bench.record.schema import BatchLine, CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
 
 
@@ -64,14 +65,14 @@ class ConsoleProgress(Logger):
         task = self._task(total)
         self.bar.update(task, completed=done, total=total, description=what)
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Show the bar of the stream."""
         task = self._task(total)
         self.bar.reset(task, total=total, completed=done, description=self.name)
         self.errors = self.images = self.scored = 0
         self.began = time.monotonic()
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: BatchLine) -> None:
         """Move the bar by one batch."""
         self.errors += record["errors"]
         self.scored += record.get("pixels", record["n"])
@@ -95,12 +96,12 @@ class ConsoleProgress(Logger):
                 f"note: {sentence}", style="dim", highlight=False, markup=False, soft_wrap=True
             )
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """Take the bar away."""
         self.bar.stop()
 
 
-def result_table(result: dict[str, Any]) -> Table:
+def result_table(result: ResultRecord) -> Table:
     """A result's errors or mIoU by domain, one column a round."""
     metric, table = result["metric"], Table()
     title = {"miou": "mIoU"}.get(metric, metric)
@@ -121,7 +122,7 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.1f}"
 
 
-def model_line(cell: dict[str, Any], result: dict[str, Any]) -> str:
+def model_line(cell: CellRecord, result: ResultRecord) -> str:
     """Which weights made the result, how many they are, and what they were fed."""
     model, given = cell["model"], cell["preprocessing"]
     parts = [f"model {model['name']}", f"weights {model['sha256'][:8]}"]
@@ -137,7 +138,7 @@ def model_line(cell: dict[str, Any], result: dict[str, Any]) -> str:
     return ", ".join([*parts, told])
 
 
-def updates_line(result: dict[str, Any]) -> str:
+def updates_line(result: ResultRecord) -> str:
     """What a run has updated, and what it left out, as a sentence."""
     cost, counters = result["cost"], result["counters"]
     tensors = cost.get("trainable_tensors", {})

@@ -6,7 +6,7 @@ device, plug-ins' places and the executor are not part of it.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
@@ -15,7 +15,15 @@ from ctta_bench.config.request import CellRequest, stated
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
-from ctta_bench.record.schema import SCHEMA_VERSION, WARM_UP, cell_id, identity, slug_of
+from ctta_bench.record.schema import (
+    SCHEMA_VERSION,
+    WARM_UP,
+    BenchmarkRecord,
+    CellRecord,
+    cell_id,
+    identity,
+    slug_of,
+)
 from ctta_bench.registry import BENCHMARKS, METHODS
 
 if TYPE_CHECKING:  # at run time they would load torch
@@ -36,9 +44,9 @@ class Cell:
     request: CellRequest
     hyperparameters: BaseModel
     settings: "StreamSettings"
-    record: dict[str, Any] = field(repr=False)
+    record: CellRecord = field(repr=False)
     notes: tuple[str, ...] = ()
-    warmup: dict[str, Any] | None = field(default=None, repr=False)
+    warmup: CellRecord | None = field(default=None, repr=False)
     asked: CellRequest | None = field(default=None, repr=False)
 
     @property
@@ -102,7 +110,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     from ctta_bench.source_models.shared import Models
 
     sha256, preprocessing = (models or Models()).facts(model, model_options(request, built))
-    record: dict[str, Any] = {
+    record: CellRecord = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
         "experiment": request.experiment,
@@ -112,23 +120,28 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
             "hyperparameters": hyperparameters.record(),
             "window": request.window,
         },
-        "benchmark": {
-            "name": benchmark,
-            "version": benchmark_class.version,
-            **settings.record(),
-            **built.facts(),
-            "domains": list(domains),
-        },
+        "benchmark": cast(
+            BenchmarkRecord,
+            {
+                "name": benchmark,
+                "version": benchmark_class.version,
+                **settings.record(),
+                **built.facts(),
+                "domains": list(domains),
+            },
+        ),
         "model": {"name": model, "sha256": sha256},
         "preprocessing": preprocessing,
-        **stated(request, "always"),
+        "precision": request.precision,
+        "seed": request.seed,
     }
+    record |= cast(CellRecord, stated(request, "always"))
     of_start = hyperparameters_of_start(method_class, hyperparameters)
     warmup = None
     if hyperparameters.warms_up:
         warmup = warmup_record(record, of_start, built.source_settings())
         record["warmup"] = warmup["id"]
-    record |= stated(request, "changed")
+    record |= cast(CellRecord, stated(request, "changed"))
     if not request.adapt:
         record["method"]["hyperparameters"] = of_start  # no other plays a part
     record["id"] = cell_id(record)
@@ -145,22 +158,28 @@ def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any
 
 
 def warmup_record(
-    record: dict[str, Any], of_start: dict[str, Any], source: dict[str, Any]
-) -> dict[str, Any]:
+    record: CellRecord, of_start: dict[str, Any], source: dict[str, Any]
+) -> CellRecord:
     """The record of the warm-up of a cell: all that decides it, and so whatever cells share it."""
     method, benchmark = record["method"]["name"], record["benchmark"]
-    found: dict[str, Any] = {
+    found: CellRecord = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
         "kind": WARM_UP,
         "experiment": record["experiment"],
         "method": {"name": method, "hyperparameters": of_start},
-        "benchmark": {"name": benchmark["name"], "version": benchmark["version"], **source},
+        "benchmark": cast(
+            BenchmarkRecord,
+            {"name": benchmark["name"], "version": benchmark["version"], **source},
+        ),
+        "model": record["model"],
+        "preprocessing": record["preprocessing"],
+        "precision": record["precision"],
+        "seed": record["seed"],
     }
-    found |= {key: record[key] for key in ("model", "preprocessing", "precision", "seed")}
-    hashed = identity(found)[:8]
     slug = slug_of("warmup", method, benchmark["name"], f"seed{record['seed']}")
-    return found | {"id": f"{slug}-{hashed}"}
+    found["id"] = f"{slug}-{identity(found)[:8]}"
+    return found
 
 
 def request_with(request: CellRequest, **changes: Any) -> CellRequest:

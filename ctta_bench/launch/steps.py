@@ -6,10 +6,10 @@ Loaded in no time, without torch.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ctta_bench.config.cell import Cell
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.schema import CellRecord
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Step:
     warms_up: bool = False
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> CellRecord:
         """What stands in the folder's cell.yaml."""
         return self.cell.warmup if self.warms_up and self.cell.warmup else self.cell.record
 

@@ -21,6 +21,7 @@ from ctta_bench.launch.plan import INTERRUPTED, Journal, Launch, read_step
 from ctta_bench.launch.running import run_step
 from ctta_bench.launch.steps import Step
 from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
+from ctta_bench.record.schema import CellRecord
 from ctta_bench.registry import load_plugin
 from ctta_bench.run.checkpoint import STOP_SIGNALS
 from ctta_bench.run.environment import default_device
@@ -144,7 +145,7 @@ class Printed(Logger):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Say where the stream goes on."""
         self.say(f"{self.name}: batch {done} of {total}")
 

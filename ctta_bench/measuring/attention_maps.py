@@ -3,7 +3,7 @@
 The analysis draws; here networks, weights and images are brought together for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def _grid(
     )
 
 
-def _benchmark(record: dict[str, Any], data_root: Path | None) -> Benchmark:
+def _benchmark(record: Mapping[str, Any], data_root: Path | None) -> Benchmark:
     """The benchmark of a cell, from its record alone."""
     kind: type[Benchmark] = BENCHMARKS.get(record["benchmark"]["name"])
     fields = kind.Settings.model_fields

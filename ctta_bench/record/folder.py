@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ctta_bench.record.owner import (
     Heartbeat,
     describe,
     is_abandoned,
+    named,
     read_owner,
     this_process,
 )
@@ -39,6 +40,10 @@ from ctta_bench.record.schema import (
     OWNER_FILES,
     RESULT_FILE,
     SCHEMA_VERSION,
+    AttemptRecord,
+    CellRecord,
+    FailureRecord,
+    ResultRecord,
     differing_key,
 )
 
@@ -108,10 +113,10 @@ class RunFolder:
         """Whether the cell has its result."""
         return self.file(RESULT_FILE).is_file()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> ResultRecord:
         """The stored result. Raises RunError if it is damaged or of a newer schema."""
         try:
-            result: dict[str, Any] = json.loads(self.file(RESULT_FILE).read_text("utf-8"))
+            result: ResultRecord = json.loads(self.file(RESULT_FILE).read_text("utf-8"))
             version = int(result["schema_version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -125,7 +130,7 @@ class RunFolder:
             )
         return result
 
-    def check_configuration(self, record: dict[str, Any]) -> None:
+    def check_configuration(self, record: CellRecord) -> None:
         """Raise RunError if the folder was written by another configuration or a newer schema."""
         file = self.file(CELL_FILE)
         if not file.exists():
@@ -146,7 +151,7 @@ class RunFolder:
                 "choose another --out or use --force."
             )
 
-    def plan(self, record: dict[str, Any]) -> None:
+    def plan(self, record: CellRecord) -> None:
         """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
         file = self.file(CELL_FILE)
         if not file.exists() or not file.stat().st_size:
@@ -197,14 +202,11 @@ class RunFolder:
             self.write_failure(error)
         self._note_end(began, "failed", reason=_first_line(error))
 
-    def _note_end(self, began: str, outcome: str, **facts: Any) -> None:
-        here = this_process()
-        self.add_attempt(
-            {"outcome": outcome, **facts, "began": began, "ended": timestamp()}
-            | {key: here[key] for key in ("host", "pid", "job")}
-        )
+    def _note_end(self, began: str, outcome: str, **facts: str) -> None:
+        times = {"began": began, "ended": timestamp()}
+        self.add_attempt({"outcome": outcome, **facts, **times, **named(this_process())})
 
-    def attempts(self) -> list[dict[str, Any]]:
+    def attempts(self) -> list[AttemptRecord]:
         """The attempts that did not end well, oldest first; [] if there are none to read."""
         try:
             attempts = json.loads(self.file(ATTEMPTS_FILE).read_text("utf-8"))
@@ -212,19 +214,21 @@ class RunFolder:
             return []
         return attempts if isinstance(attempts, list) else []
 
-    def add_attempt(self, attempt: dict[str, Any]) -> None:
+    def add_attempt(self, attempt: Mapping[str, Any]) -> None:
         """Add one to attempts.json, with how many batches it left; a full disk only forgets it."""
         with contextlib.suppress(OSError, RunError):
             lines = self.file(BATCHES_FILE)
             done = lines.read_bytes().count(b"\n") if lines.exists() else 0
-            write_json(self.file(ATTEMPTS_FILE), [*self.attempts(), attempt | {"batches": done}])
+            write_json(self.file(ATTEMPTS_FILE), [*self.attempts(), {**attempt, "batches": done}])
 
     def write_failure(self, error: BaseException) -> None:
         """Keep why this attempt failed."""
-        write_json(
-            self.file(FAILURE_FILE),
-            {"reason": _first_line(error), "type": type(error).__name__, "time": timestamp()},
-        )
+        failure: FailureRecord = {
+            "reason": _first_line(error),
+            "type": type(error).__name__,
+            "time": timestamp(),
+        }
+        write_json(self.file(FAILURE_FILE), failure)
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         """Write arrays to a .npz, atomically and to the same bytes for the same arrays."""
@@ -240,7 +244,7 @@ class RunFolder:
                     np.lib.format.write_array(entry, values, allow_pickle=False)
 
     @contextlib.contextmanager
-    def work(self, record: dict[str, Any], *, force: bool = False) -> Iterator[Heartbeat | None]:
+    def work(self, record: CellRecord, *, force: bool = False) -> Iterator[Heartbeat | None]:
         """Hold the folder for an attempt at what `record` describes; None if it is done already.
 
         With `force` it starts anew. A failure of the block is noted. Raises RunError for a folder
@@ -290,8 +294,7 @@ class RunFolder:
             if not is_abandoned(heartbeat.path, owner):
                 raise BusyError(f"{self.path}: {describe(owner)} is running this cell.")
             self.append_log(f"taken over from {describe(owner)}, which is dead")
-            facts = {key: owner.get(key) for key in ("host", "pid", "job")}
-            self.add_attempt({"outcome": "lost", "ended": timestamp(), **facts})
+            self.add_attempt({"outcome": "lost", "ended": timestamp(), **named(owner)})
             heartbeat.path.unlink(missing_ok=True)
         try:
             heartbeat.start()

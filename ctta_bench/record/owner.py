@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.errors import RunError
-from ctta_bench.record.schema import OWNER_FILE
+from ctta_bench.record.schema import OWNER_FILE, OwnerRecord, ProcessRecord
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # six heartbeats missed
@@ -32,7 +32,7 @@ class BusyError(RunError):
     """Another process has the cell; nothing is wrong with it."""
 
 
-def this_process() -> dict[str, Any]:
+def this_process() -> ProcessRecord:
     """What tells this process from all others, now and later: host, pid, its start, its job."""
     job = os.environ.get("SLURM_ARRAY_JOB_ID")
     job = (
@@ -81,6 +81,11 @@ def is_dead(owner: Mapping[str, Any]) -> bool | None:
         pass
     born = birth_of(owner["pid"])
     return born != owner["born"] if owner.get("born") else None
+
+
+def named(process: Mapping[str, Any]) -> dict[str, Any]:
+    """Host, pid and job of a process, as far as they are known."""
+    return {key: process.get(key) for key in ("host", "pid", "job")}
 
 
 def describe(owner: Mapping[str, Any]) -> str:
@@ -244,8 +249,9 @@ class Heartbeat:
     def _is_ours(self) -> bool:
         return (read_owner(self.path) or {}).get("token") == self._token
 
-    def _owner(self) -> dict[str, Any]:
-        return this_process() | {
+    def _owner(self) -> OwnerRecord:
+        return {
+            **this_process(),
             "token": self._token,
             "started": self.started,
             "heartbeat": time.time(),

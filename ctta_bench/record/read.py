@@ -5,13 +5,14 @@ import functools
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from ctta_bench.errors import RunError
-from ctta_bench.record.schema import CELL_FILE, SCHEMA_VERSION
+from ctta_bench.record.schema import CELL_FILE, SCHEMA_VERSION, CellRecord
 
 # As safe as yaml.safe_load, which is this loader in Python alone, and ten times as fast.
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,10 +40,10 @@ def is_there(folder: Path, name: str) -> bool:
     return os.access(f"{folder}/{name}", os.F_OK)
 
 
-def read_cell(folder: Path) -> dict[str, Any]:
+def read_cell(folder: Path) -> CellRecord:
     """The resolved configuration in cell.yaml, or UnusableCellError with the reason."""
     try:
-        cell = _load_yaml(read_bytes(folder, CELL_FILE).decode())
+        cell: Any = _load_yaml(read_bytes(folder, CELL_FILE).decode())
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise UnusableCellError(f"{CELL_FILE} cannot be read ({type(error).__name__})") from error
     if not isinstance(cell, dict):
@@ -52,7 +53,7 @@ def read_cell(folder: Path) -> dict[str, Any]:
         raise UnusableCellError(
             f"contradictory: {CELL_FILE} is of cell {cell.get('id')}, not of this folder"
         )
-    return cell
+    return cast(CellRecord, cell)
 
 
 def _load_yaml(text: str) -> Any:
@@ -120,7 +121,7 @@ def wrong_content(name: str, error: Exception) -> UnusableCellError:
     return UnusableCellError(f"half-written: {name} {lacks}")
 
 
-def check_schema(name: str, content: dict[str, Any]) -> None:
+def check_schema(name: str, content: Mapping[str, Any]) -> None:
     """Refuse a file of a newer schema with UnusableCellError."""
     version = content.get("schema_version")
     if not isinstance(version, int):

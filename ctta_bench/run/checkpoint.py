@@ -16,7 +16,14 @@ import torch
 from ctta_bench.errors import ConfigError
 from ctta_bench.method import Method
 from ctta_bench.record.folder import RunFolder, atomic
-from ctta_bench.record.schema import BATCHES_FILE, PREVIOUS_STATE_FILE, STATE_FILE, STATE_FILES
+from ctta_bench.record.schema import (
+    BATCHES_FILE,
+    PREVIOUS_STATE_FILE,
+    STATE_FILE,
+    STATE_FILES,
+    BatchLine,
+    ProbeRecord,
+)
 from ctta_bench.run.loggers import Logger
 from ctta_bench.scoring.base import Arrays, Scorer
 from ctta_bench.scoring.classification import ErrorScorer
@@ -37,10 +44,10 @@ class Progress:
 
     scorer: Scorer = field(default_factory=ErrorScorer)
     arrays: list[Arrays] = field(default_factory=list)
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[BatchLine] = field(default_factory=list)
     frames: list[Arrays] = field(default_factory=list)
     seconds: float = 0.0
-    probes: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[ProbeRecord] = field(default_factory=list)
 
     def joined(self) -> Arrays:
         """All per-image arrays, each in stream order."""

@@ -7,7 +7,7 @@ labels to the metrics, and nothing else to either.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from ctta_bench.record.schema import (
     PREDICTIONS_FILE,
     RESULT_FILE,
     SCHEMA_VERSION,
+    BatchLine,
+    ResultRecord,
 )
 from ctta_bench.registry import METHODS
 from ctta_bench.run.allocator import keep_freed_memory
@@ -91,9 +93,9 @@ def run_stream(
             "skipped": method.counters["skipped_updates"] - counted["skipped_updates"],
             "resets": method.counters["resets"] - counted["resets"],
         }
-        progress.lines.append(line)
+        progress.lines.append(cast(BatchLine, line))
         for logger in loggers:
-            logger.batch(line)
+            logger.batch(progress.lines[-1])
         after_batch()
 
 
@@ -119,7 +121,7 @@ def run_cell(
     options: RunOptions | None = None,
     *,
     models: Models | None = None,
-) -> dict[str, Any]:
+) -> ResultRecord:
     """Run a cell to its result, or go on where an earlier attempt stopped; a done one is kept.
 
     models: those of the process, if it has used, or will use, the same source model elsewhere.
@@ -153,7 +155,7 @@ class _Prepared:
 
 def _run(
     opened: OpenCell, folder: RunFolder, options: RunOptions, heartbeat: Heartbeat
-) -> tuple[dict[str, Any], str]:
+) -> tuple[ResultRecord, str]:
     """The result of a cell, and the signal that came within its last batch, "" without one."""
     loggers = [JsonLines(), *options.loggers]
     prepared = _prepare(opened, folder, loggers, heartbeat)
@@ -248,17 +250,15 @@ def _start_loggers(
             logger.note(note)
 
 
-def _record(
-    cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progress
-) -> dict[str, Any]:
+def _record(cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progress) -> ResultRecord:
     """Write predictions, pictures and, last, result.json; returns its content."""
     method, stream = prepared.method, prepared.stream
-    result = make_result(cell.id, method, stream, progress) | {
-        "model_sha256": cell.record["model"]["sha256"],
-        "source_accuracy": prepared.source_accuracy,
-        "model_parameters": method.model.source_parameters,
-    }
-    result |= {KEY: progress.probes} if progress.probes else {}
+    result = make_result(cell.id, method, stream, progress)
+    result["model_sha256"] = cell.record["model"]["sha256"]
+    result["source_accuracy"] = prepared.source_accuracy
+    result["model_parameters"] = method.model.source_parameters
+    if progress.probes:
+        result[KEY] = progress.probes
     arrays = progress.joined()
     if stream.order.severity.any():
         arrays["severity"] = stream.order.severity
@@ -270,13 +270,13 @@ def _record(
     return result
 
 
-def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> dict[str, Any]:
+def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> ResultRecord:
     """The content of result.json."""
     scorer, arrays = progress.scorer, progress.joined()
     images = len(arrays["index"])
     rounds = scorer.summarise(arrays, stream.domain_names, stream.order.severity[:images])
     updated = method.trainable if method.adapts else {}
-    return {
+    found = {
         "schema_version": SCHEMA_VERSION,
         "cell": cell_id,
         "metric": scorer.metric,
@@ -297,3 +297,4 @@ def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress
         },
         "order_sha256": stream.order.sha256(),
     }
+    return cast(ResultRecord, found)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import safetensors.torch
 import torch
@@ -23,7 +23,7 @@ from ctta_bench.errors import ConfigError, MethodError, RunError
 from ctta_bench.method import Method
 from ctta_bench.parts.adapters.injection import merge
 from ctta_bench.record.folder import RunFolder, atomic
-from ctta_bench.record.schema import BATCHES_FILE, CELL_FILE, MODELS_FOLDER
+from ctta_bench.record.schema import BATCHES_FILE, CELL_FILE, MODELS_FOLDER, BatchLine, CellRecord
 from ctta_bench.source_models.segformer_layouts import published
 
 Keep = Literal["none", "last", "domains"]
@@ -78,9 +78,7 @@ class ModelKeeper:
     Raises MethodError at once if the method has no plain form, rather than at the end of a run.
     """
 
-    def __init__(
-        self, folder: RunFolder, method: Method, record: dict[str, Any], keep: Keep
-    ) -> None:
+    def __init__(self, folder: RunFolder, method: Method, record: CellRecord, keep: Keep) -> None:
         self.directory = folder.file(MODELS_FOLDER)
         self.method, self.keep = method, keep
         self.metadata = {
@@ -93,7 +91,7 @@ class ModelKeeper:
         if keep != "none":
             plain_state(method)
 
-    def check_resumed(self, lines: Sequence[dict[str, Any]]) -> None:
+    def check_resumed(self, lines: Sequence[BatchLine]) -> None:
         """Raise RunError if the run goes on behind a domain whose model nobody kept."""
         if self.keep != "domains":
             return
@@ -104,24 +102,24 @@ class ModelKeeper:
                     "the cell with --force to keep the model of every domain."
                 )
 
-    def domain_ended(self, lines: Sequence[dict[str, Any]]) -> None:
+    def domain_ended(self, lines: Sequence[BatchLine]) -> None:
         """Keep the model as it is behind the batches of `lines`, if domains are kept."""
         if self.keep == "domains" and lines:
             self._write(_visits(lines)[-1], lines)
 
-    def stream_ended(self, lines: Sequence[dict[str, Any]]) -> None:
+    def stream_ended(self, lines: Sequence[BatchLine]) -> None:
         """Keep the model at the end of the stream, if any is kept."""
         if self.keep == "last":
             self._write(f"{LAST}.safetensors", lines)
         self.domain_ended(lines)
 
-    def _write(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
+    def _write(self, name: str, lines: Sequence[BatchLine]) -> None:
         place = {"domain": str(lines[-1]["domain"]), "round": str(lines[-1]["round"])}
         metadata = self.metadata | place | {"batches": str(len(lines))}
         write_model(self.directory / name, plain_state(self.method), metadata)
 
 
-def _visits(lines: Sequence[dict[str, Any]]) -> list[str]:
+def _visits(lines: Sequence[BatchLine]) -> list[str]:
     """File names for the domains of batch lines, in the order of the stream."""
     visits = [domain for (_, domain), _ in groupby(lines, lambda x: (x["round"], x["domain"]))]
     return [

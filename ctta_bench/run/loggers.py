@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.record.schema import BATCHES_FILE
+from ctta_bench.record.schema import BATCHES_FILE, BatchLine, CellRecord, ResultRecord
 from ctta_bench.registry import Registry
 
 LOGGERS = Registry("logger", "LOGGERS", "ctta_bench")
@@ -20,10 +20,10 @@ class Logger:
     def preparing(self, what: str, done: int, total: int) -> None:
         """Data is being made before a run."""
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """A run begins, `done` of `total` batches lie behind."""
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: BatchLine) -> None:
         """A batch was scored; `record` is its line of batches.jsonl."""
 
     def say(self, message: str) -> None:
@@ -32,23 +32,23 @@ class Logger:
     def note(self, sentence: str) -> None:
         """Something to know beside the cell's numbers, such as whose preset it takes."""
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """The run ended: with its result, or None if it was interrupted or failed."""
 
 
 class JsonLines(Logger):
     """batches.jsonl in the run folder, a line a batch; every run has it."""
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open the file after the `done` lines that the engine has written there."""
         self.file = (folder / BATCHES_FILE).open("a", encoding="utf-8")
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: Mapping[str, Any]) -> None:
         """Append one line and hand it to the system."""
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """Close the file."""
         self.file.close()
 
@@ -57,7 +57,7 @@ class JsonLines(Logger):
 class TensorBoard(Logger):
     """Running error and loss for TensorBoard (extra `tensorboard`), in RUN/tensorboard."""
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open the writer. Raises ConfigError if TensorBoard is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -67,12 +67,12 @@ class TensorBoard(Logger):
             ) from error
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: BatchLine) -> None:
         """Error of the batch in %, and the loss."""
         for name, value in _of_batch(record).items():
             self.writer.add_scalar(name, value, record["batch"])
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """Add the error or mIoU of each domain and close."""
         for name, value, number in _of_domains(result):
             self.writer.add_scalar(name, value, number)
@@ -86,7 +86,7 @@ class WeightsAndBiases(Logger):
     Offline unless WANDB_MODE says otherwise: `wandb sync RUN/wandb/offline-run-*` sends it.
     """
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open an offline run. Raises ConfigError if wandb is not installed."""
         try:
             import wandb
@@ -99,11 +99,11 @@ class WeightsAndBiases(Logger):
             dir=str(folder), project="ctta-bench", name=folder.name, config=cell, mode=mode
         )
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: BatchLine) -> None:
         """Error of the batch in %, and the loss."""
         self.run.log(_of_batch(record), step=record["batch"])
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """Put the error or mIoU of each domain, and the mean, into the summary, and close."""
         for name, value, number in _of_domains(result):
             self.run.summary[f"{name}/{number}"] = value
@@ -116,7 +116,7 @@ class WeightsAndBiases(Logger):
 class MLflow(Logger):
     """MLflow (extra `mlflow`), in RUN/mlflow.db, or where MLFLOW_TRACKING_URI says."""
 
-    def start(self, folder: Path, cell: dict[str, Any], done: int, total: int) -> None:
+    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open a run. Raises ConfigError if MLflow is not installed."""
         try:
             from mlflow.tracking import MlflowClient
@@ -132,26 +132,26 @@ class MLflow(Logger):
         self.run_id = self.client.create_run(experiment, run_name=folder.name).info.run_id
         self.client.log_param(self.run_id, "cell", folder.name)
 
-    def batch(self, record: dict[str, Any]) -> None:
+    def batch(self, record: BatchLine) -> None:
         """Error of the batch in %, and the loss."""
         for name, value in _of_batch(record).items():
             self.client.log_metric(self.run_id, name, value, step=record["batch"])
 
-    def finish(self, result: dict[str, Any] | None) -> None:
+    def finish(self, result: ResultRecord | None) -> None:
         """Add the error or mIoU of each domain, and close."""
         for name, value, number in _of_domains(result):
             self.client.log_metric(self.run_id, name, value, step=number)
         self.client.set_terminated(self.run_id, "FINISHED" if result else "FAILED")
 
 
-def _of_batch(record: dict[str, Any]) -> dict[str, float]:
+def _of_batch(record: BatchLine) -> dict[str, float]:
     """Error of a batch in %, and its loss where there is one."""
     scored = max(1, record.get("pixels", record["n"]))
     values: dict[str, float] = {"error/batch": 100 * record["errors"] / scored}
     return values if record["loss"] is None else values | {"loss": record["loss"]}
 
 
-def _of_domains(result: dict[str, Any] | None) -> Iterator[tuple[str, float, int]]:
+def _of_domains(result: ResultRecord | None) -> Iterator[tuple[str, float, int]]:
     """Name, value in % and place of the headline metric of each domain of each round."""
     metric = result["metric"] if result else ""
     for entry in result["rounds"] if result else ():
@@ -165,7 +165,7 @@ def make_loggers(names: tuple[str, ...]) -> list[Logger]:
     return [LOGGERS.get(name)() for name in dict.fromkeys(names)]
 
 
-def rewrite_lines(folder: RunFolder, lines: list[dict[str, Any]]) -> None:
+def rewrite_lines(folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> None:
     """Make batches.jsonl hold exactly `lines`, those of the checkpoint.
 
     Batches that were appended after it are run again; a line that a crash cut off is replaced.

@@ -1,7 +1,8 @@
 """The forgetting probe: accuracy on source images before, along and after the stream."""
 
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from ctta_bench.errors import DataError, RunError
 from ctta_bench.method import Method
@@ -11,7 +12,7 @@ from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.open import OpenCell, accuracy_on_source
 
 Probe = Literal["none", "rounds", "domains"]
-KEY = "source_probes"  # in result.json
+KEY: Final = "source_probes"  # in result.json
 
 
 class SourceProbe:
@@ -47,7 +48,7 @@ class SourceProbe:
                 "probe: this benchmark has no source images whose labels the model knows; leave "
                 "--probe out."
             )
-        last: dict[str, Any] = progress.lines[-1] if progress.lines else {}
+        last: Mapping[str, Any] = progress.lines[-1] if progress.lines else {}
         progress.probes.append(
             {
                 "batches": len(progress.lines),

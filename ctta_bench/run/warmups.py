@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors
@@ -36,6 +36,8 @@ from ctta_bench.record.schema import (
     RESULT_FILE,
     SCHEMA_VERSION,
     WARM_UP,
+    CellRecord,
+    WarmupResult,
     same_start,
 )
 from ctta_bench.run.allocator import keep_freed_memory
@@ -78,7 +80,7 @@ def run_warmup(
     options: RunOptions | None = None,
     *,
     models: Models | None = None,
-) -> dict[str, Any]:
+) -> WarmupResult:
     """Run the warm-up of a cell as a step of its own, as `engine.run_cell` runs the cell."""
     assert cell.warmup is not None
     options = options or RunOptions()
@@ -90,11 +92,11 @@ def run_warmup(
 
 def make_warmup(
     open_it: Callable[[], OpenCell],
-    record: dict[str, Any],
+    record: CellRecord,
     folder: RunFolder,
     options: RunOptions,
     beat: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> WarmupResult:
     """Make a warm-up, or go on where an earlier attempt stopped; a done one is kept.
 
     record: its own. The cell is opened where there is something to do. Errors and interrupts are
@@ -102,7 +104,7 @@ def make_warmup(
     """
     with folder.work(record, force=options.force) as heartbeat:
         if heartbeat is None:
-            return folder.result()
+            return cast(WarmupResult, folder.result())
         owner = heartbeat
 
         def alive() -> None:
@@ -117,11 +119,11 @@ def make_warmup(
 
 def _run(
     opened: OpenCell,
-    record: dict[str, Any],
+    record: CellRecord,
     folder: RunFolder,
     options: RunOptions,
     alive: Callable[[], None],
-) -> tuple[dict[str, Any], str]:
+) -> tuple[WarmupResult, str]:
     """The result of a warm-up, and the signal that came within its last update, "" without one."""
     benchmark, method = opened.benchmark, opened.method()
     opened.models.release()
@@ -136,12 +138,13 @@ def _run(
     learnt = warmup.finish()
     load_warmed(method, learnt)
     method.warmed_up()
-    result = _summary(record["id"], lines, warmup) | {
+    found = _summary(record["id"], lines, warmup) | {
         "seconds": time.monotonic() - began,
         "source_accuracy": {"before": before, "after": accuracy_on_source(benchmark, method)},
         "model_sha256": record["model"]["sha256"],
         "learnt_sha256": write_learnt(folder, learnt, record),
     }
+    result = cast(WarmupResult, found)
     write_json(folder.file(RESULT_FILE), result)
     folder.append_log(f"done: {warmup.total} updates")
     drop_states(folder)
@@ -152,7 +155,7 @@ def _update(
     warmup: Warmup,
     lines: list[dict[str, Any]],
     began: float,
-    record: dict[str, Any],
+    record: CellRecord,
     folder: RunFolder,
     options: RunOptions,
     alive: Callable[[], None],
@@ -220,7 +223,7 @@ def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict
 # -- the file of what was learnt
 
 
-def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: dict[str, Any]) -> str:
+def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: CellRecord) -> str:
     """Write warmup.safetensors with the record that decided it; returns the file's SHA-256."""
     tensors = {name: value.cpu().contiguous() for name, value in learnt.items()}
     with atomic(folder.file(LEARNT_FILE)) as temporary:
@@ -228,7 +231,7 @@ def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: dict[str,
     return hashlib.sha256(folder.file(LEARNT_FILE).read_bytes()).hexdigest()
 
 
-def read_learnt(folder: RunFolder, record: dict[str, Any]) -> dict[str, Tensor]:
+def read_learnt(folder: RunFolder, record: CellRecord) -> dict[str, Tensor]:
     """The tensors of a finished warm-up.
 
     Raises RunError for a file that is damaged, or of another model, method or source set.

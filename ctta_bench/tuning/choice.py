@@ -48,7 +48,7 @@ def outcome(
     for of_trial in results:
         done = [folder.result() for folder in of_trial if folder.is_done]
         metric = done[0]["metric"] if done else metric
-        means = [result["mean"] for result in done]
+        means: list[Any] = [result["mean"] for result in done]
         whole = len(done) == len(of_trial) and all(map(_is_number, means))
         scores.append(round(statistics.fmean(means), 4) if whole else None)
     sign = -1 if metric == "miou" else 1
