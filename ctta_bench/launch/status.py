@@ -7,9 +7,7 @@ timeout, cancelled      its job ended so before the cell did
 missing                 nobody has it: not begun, or stopped on the way
 """
 
-import calendar
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +17,7 @@ from typing import Any
 from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.launch.scheduler import JobState, job_states
 from ctta_bench.record.bulk import uncollected
-from ctta_bench.record.owner import is_dead
+from ctta_bench.record.owner import FileClock, is_dead
 from ctta_bench.record.status import StatusRow, status
 
 STATES = (
@@ -115,8 +113,8 @@ def _board(directory: Path) -> Board:
     open_cells = {row.cell for row in rows if row.state != "done"}
     parts = _parts(_launches(directory, {row.cell for row in rows}), open_cells)
     troubles = _ask(parts)
-    now = time.time()
-    return Board([_line(row, parts.get(row.cell), now) for row in rows], troubles)
+    clock = FileClock(directory)
+    return Board([_line(row, parts.get(row.cell), clock) for row in rows], troubles)
 
 
 def _launches(directory: Path, cells: set[str]) -> list[Launch]:
@@ -157,14 +155,14 @@ def _ask(parts: dict[str, _Part]) -> list[str]:
     return troubles
 
 
-def _line(row: StatusRow, part: _Part | None, now: float) -> Line:
+def _line(row: StatusRow, part: _Part | None, clock: FileClock) -> Line:
     state, reason = row.state, row.reason
     if state == "incomplete":
         whole = row.total is not None and row.done == row.total
-        state = "finishing" if whole and abs(now - row.changed) < GRACE_SECONDS else "missing"
+        state = "finishing" if whole and abs(clock.now - row.changed) < GRACE_SECONDS else "missing"
         reason = "its result is being written" if state == "finishing" else reason
     if part is not None and state in ("missing", "failed"):
-        state, reason = _by_job(row, part, state, reason, now)
+        state, reason = _by_job(row, part, state, reason, clock)
     return Line(
         row.experiment,
         row.cell,
@@ -183,7 +181,9 @@ def _line(row: StatusRow, part: _Part | None, now: float) -> Line:
     )
 
 
-def _by_job(row: StatusRow, part: _Part, state: str, reason: str, now: float) -> tuple[str, str]:
+def _by_job(
+    row: StatusRow, part: _Part, state: str, reason: str, clock: FileClock
+) -> tuple[str, str]:
     """State and reason of a cell without result that nobody holds, by its job."""
     if part.launch.facts["executor"] != "slurm":
         return _by_launcher(row, part, state, reason)
@@ -206,14 +206,14 @@ def _by_job(row: StatusRow, part: _Part, state: str, reason: str, now: float) ->
         return "cancelled", f"cancelled at batch {row.done}"
     if name == "TIMEOUT":
         return _stopped(row, BEFORE_TIMEOUT)
-    return _after(row, part, name, end, now)
+    return _after(row, part, name, end, clock)
 
 
-def _after(row: StatusRow, part: _Part, name: str, end: str | None, now: float) -> tuple[str, str]:
+def _after(
+    row: StatusRow, part: _Part, name: str, end: str | None, clock: FileClock
+) -> tuple[str, str]:
     """A cell whose job is gone: its result may not be to be seen yet."""
-    last = max([row.changed, *(_seconds(event["time"]) for event in part.events[-1:])])
-    # Both ways: clocks jump.
-    if end in ("done", "kept", "running") and abs(now - last) < GRACE_SECONDS:
+    if end in ("done", "kept", "running") and _is_recent(row, part, clock):
         return "finishing", f"job {part.job} has ended, its result is awaited"
     told = f"job {part.job} ended ({name})" if name else f"job {part.job} has left the queue"
     if end in ("done", "kept"):
@@ -223,6 +223,13 @@ def _after(row: StatusRow, part: _Part, name: str, end: str | None, now: float) 
     if end == "interrupted":  # after a checkpoint, and nobody queues it again
         return _stopped(row, part.ends[row.cell]["reason"])
     return "missing", f"{told} before it"
+
+
+def _is_recent(row: StatusRow, part: _Part, clock: FileClock) -> bool:
+    """Whether a cell or the worker that had it wrote something a moment ago."""
+    journal = part.launch.journal(part.worker).file
+    # Both ways: clocks jump.
+    return min(abs(clock.now - row.changed), abs(clock.age_of(journal))) < GRACE_SECONDS
 
 
 def _stopped(row: StatusRow, signal: str) -> tuple[str, str]:
@@ -242,13 +249,6 @@ def _by_launcher(row: StatusRow, part: _Part, state: str, reason: str) -> tuple[
     if part.launcher_lives:
         return ("running", "beginning") if end == "running" else ("queued", "waits for a worker")
     return state, reason
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
-    except ValueError:
-        return 0.0
 
 
 def counts(lines: list[Line]) -> dict[str, dict[str, int]]:

@@ -143,6 +143,25 @@ def test_a_result_that_comes_late_is_awaited_then_there_and_never_failed(
     )
 
 
+@pytest.mark.parametrize("ours", [-600.0, 600.0])
+def test_a_late_result_is_awaited_whatever_the_clocks_of_two_hosts_say(
+    ours: float, make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("tent-a", 10)
+    old = make("tent-b", 4) / "batches.jsonl"
+    os.utime(old, (0, 0))
+    launch = launched(tmp_path / "trial", "tent-a", "tent-b")
+    event = {"time": "2000-01-01T00:00:00Z", "step": "tent-b", "state": "done", "reason": ""}
+    launch.journal(1).file.write_text(json.dumps(event) + "\n")
+    slurm("", "7_0|COMPLETING\n7_1|COMPLETED")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ours)
+    assert state(tmp_path / "trial")[0] == "finishing"
+    assert state(tmp_path / "trial", "tent-b")[0] == "finishing"
+    os.utime(launch.journal(1).file, (0, 0))
+    assert state(tmp_path / "trial", "tent-b")[0] == "failed"
+
+
 def test_a_cell_in_which_its_job_died_has_failed(
     make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
