@@ -9,13 +9,11 @@ neither torch nor mmengine; the module of an entry is imported when the entry is
 import ast
 import difflib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -275,6 +273,8 @@ def load_plugin(file_or_module: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"plug-in {str(path)!r}: no such file.")
+    import hashlib  # with importlib.metadata below, half of what `--help` would load here
+
     # The path is part of the module's name: two files called my_method.py are two plug-ins.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     name = f"ctta_bench_plugin_{path.stem}_{digest}"
@@ -295,5 +295,7 @@ def _import_file(path: Path) -> ModuleType:
 @functools.cache
 def load_entry_points() -> None:
     """Load the plug-ins of installed packages (entry-point group `ctta_bench.plugins`)."""
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINT_GROUP):
         load_plugin(point.value)

@@ -13,15 +13,13 @@ from ctta_bench.cli import (
     authoring,
     cost,
     data,
+    data_reading,
     launching,
     listing,
-    looking,
     models,
-    reading,
     reporting,
     running,
-    standing,
-    training,
+    status,
     tuning,
 )
 from ctta_bench.cli.command import State
@@ -44,13 +42,13 @@ app.command()(running.run)
 app.command()(launching.grid)
 app.command()(tuning.tune)
 app.command()(cost.cost)
-app.command()(standing.status)
-app.command()(standing.logs)
-app.command()(standing.cancel)
-app.command()(standing.merge)
+app.command()(status.status)
+app.command()(status.logs)
+app.command()(status.cancel)
+app.command()(status.merge)
 app.command()(reporting.report)
-app.command()(looking.geometry)
-app.command()(looking.attention)
+app.command()(reporting.geometry)
+app.command()(reporting.attention)
 app.command()(models.export)
 app.command()(authoring.check)
 app.command()(authoring.parity)
@@ -59,11 +57,11 @@ data_app.command("list")(data.data_list)
 data_app.command("download")(data.data_download)
 data_app.command("make")(data.data_make)
 data_app.command("verify")(data.data_verify)
-data_app.command("check")(reading.data_check)
-data_app.command("bench")(reading.data_bench)
-models_app.command("download")(training.models_download)
-models_app.command("show")(training.models_show)
-app.command("train-source")(training.train_source)
+data_app.command("check")(data_reading.data_check)
+data_app.command("bench")(data_reading.data_bench)
+models_app.command("download")(models.models_download)
+models_app.command("show")(models.models_show)
+app.command("train-source")(models.train_source)
 
 
 def _version(wanted: bool) -> None:

@@ -1,104 +1,15 @@
-"""What a terminal shows while cells run: a progress bar, or single lines where nobody watches."""
+"""What a terminal shows of results and lists: tables and sentences."""
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
-from ctta_bench.record.schema import BatchLine, CellRecord, ResultRecord
-from ctta_bench.run.loggers import Logger
+from ctta_bench.names import late
+from ctta_bench.record.schema import CellRecord, ResultRecord
 
-
-def passing_bar(console: Console, *facts: str) -> Progress:
-    """A bar that goes away in the end: what is done, `facts`, time left; nothing off a terminal."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        *(TextColumn(fact) for fact in facts),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-class ConsoleProgress(Logger):
-    """One bar for a cell: domain, running error, images per second, time left.
-
-    `out_of` is e.g. "3/10 " in a grid. On a console that is no terminal it prints messages alone.
-    Notes in `noted` were said before, by the bar of another cell, and are not said again.
-    """
-
-    def __init__(
-        self, console: Console, name: str, out_of: str = "", noted: list[str] | None = None
-    ) -> None:
-        self.console = console
-        self.noted = [] if noted is None else noted
-        self.name = f"{out_of}{name}"
-        self.errors = self.images = 0
-        self.bar = passing_bar(
-            console, "{task.completed:.0f}/{task.total:.0f}", "{task.fields[facts]}"
-        )
-        self.task: TaskID | None = None
-
-    def _task(self, total: int) -> TaskID:
-        if self.task is None:
-            self.bar.start()
-            self.task = self.bar.add_task(self.name, total=total, facts="")
-        return self.task
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Show how far the making of data is."""
-        task = self._task(total)
-        self.bar.update(task, completed=done, total=total, description=what)
-
-    def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
-        """Show the bar of the stream."""
-        task = self._task(total)
-        self.bar.reset(task, total=total, completed=done, description=self.name)
-        self.errors = self.images = self.scored = 0
-        self.began = time.monotonic()
-
-    def batch(self, record: BatchLine) -> None:
-        """Move the bar by one batch."""
-        self.errors += record["errors"]
-        self.scored += record.get("pixels", record["n"])
-        self.images += record["n"]
-        if self.bar.disable or self.task is None:
-            return
-        rate = self.images / max(time.monotonic() - self.began, 1e-9)
-        error = f"error {100 * self.errors / max(1, self.scored):.1f} %"
-        facts = f"{record['domain']}  {error}  {rate:.{0 if rate >= 10 else 1}f} img/s"
-        self.bar.update(self.task, advance=1, facts=facts)
-
-    def say(self, message: str) -> None:
-        """Print a sentence above the bar."""
-        self.console.print(message, style="dim", highlight=False)
-
-    def note(self, sentence: str) -> None:
-        """Print a note once."""
-        if sentence not in self.noted:
-            self.noted.append(sentence)
-            self.console.print(
-                f"note: {sentence}", style="dim", highlight=False, markup=False, soft_wrap=True
-            )
-
-    def finish(self, result: ResultRecord | None) -> None:
-        """Take the bar away."""
-        self.bar.stop()
+# Bars stood here in 0.1.0.
+__getattr__ = late("ctta_bench.cli", "progress")
 
 
 def result_table(result: ResultRecord) -> Table:
@@ -238,15 +149,3 @@ def parity_table(verdicts: list[Any]) -> Table:
     ]
     columns = ["case", "method", "source", "largest difference", "tolerance", "verdict", "detail"]
     return plain_table(columns, rows)
-
-
-def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:
-    """A printer of one line a cell for consoles that show no bar."""
-
-    def tell(number: int, cell: str, state: str) -> None:
-        if not (console.is_terminal and state == "running"):
-            console.print(
-                f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False
-            )
-
-    return tell

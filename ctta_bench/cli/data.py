@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ctta_bench.cli.bars import StepBar
 from ctta_bench.cli.command import (
     DataRoot,
     Format,
@@ -60,6 +59,7 @@ def data_download(
 
     Example: `ctta-bench data download cifar10_c --data-root /data`
     """
+    from ctta_bench.cli.progress import StepBar
     from ctta_bench.datasets.fetching.fetch import Remote
     from ctta_bench.datasets.fetching.known import embedded_or_own
     from ctta_bench.datasets.fetching.obtain import obtain
@@ -127,6 +127,7 @@ def data_make(
     Examples: `ctta-bench data make cifar10_c --source photos --data-root data` and
     `ctta-bench data make --layout imagenet_c --data-root rehearsal`
     """
+    from ctta_bench.cli.progress import StepBar
     from ctta_bench.datasets.io.roots import data_root as resolve
     from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
     from ctta_bench.datasets.making.self_made import Wish, make_benchmark
@@ -193,6 +194,7 @@ def data_verify(
     from dataclasses import asdict
 
     from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.progress import StepBar
     from ctta_bench.datasets.fetching.verify import verify
     from ctta_bench.datasets.io.roots import data_root as resolve
 

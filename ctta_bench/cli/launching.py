@@ -11,16 +11,17 @@ from rich.console import Console
 
 from ctta_bench import registry
 from ctta_bench.cli.command import (
+    Asked,
     Device,
     Force,
     Log,
     Plugin,
     Quiet,
     command,
+    completion,
     error_printer,
     load_plugins,
 )
-from ctta_bench.cli.options import Asked, completion
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.schema import RESULT_FILE
@@ -257,7 +258,7 @@ def _run_here(
     quiet: bool,
     models: "Models",
 ) -> None:
-    from ctta_bench.cli.console import count_lines
+    from ctta_bench.cli.progress import count_lines
     from ctta_bench.launch.begin import run_local
     from ctta_bench.launch.running import run_steps
     from ctta_bench.launch.steps import write_planned

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ctta_bench.cli.command import (
+    Asked,
     Device,
     Force,
     Format,
@@ -16,12 +17,14 @@ from ctta_bench.cli.command import (
     Quiet,
     check_format,
     command,
+    completion,
     load_plugins,
     print_json,
     printer,
 )
-from ctta_bench.cli.options import Asked, completion
-from ctta_bench.config.request import CellRequest
+
+if TYPE_CHECKING:
+    from ctta_bench.config.request import CellRequest
 
 
 def _settings() -> list[str]:
@@ -52,7 +55,7 @@ class CommandOptions:
     quiet: Quiet = False
     format: Format = "text"
 
-    def completed(self, request: CellRequest) -> CellRequest:
+    def completed(self, request: "CellRequest") -> "CellRequest":
         """The request with what these options say of its stream and its experiment."""
         from ctta_bench.config.cell import request_with
 
@@ -62,7 +65,7 @@ class CommandOptions:
 
 
 @command
-def run(request: Annotated[CellRequest, Asked("run")], options: CommandOptions) -> None:
+def run(request: Annotated["CellRequest", Asked("run")], options: CommandOptions) -> None:
     """Run one method on one benchmark.
 
     Example: `ctta-bench run tent fashion_c --set lr=1e-3 --set examples=100 --seed 1`
@@ -106,7 +109,7 @@ def cell_loggers(
     noted: list[str] | None = None,
 ) -> list[Any]:
     """The loggers of one cell: those asked for, and the progress line on stderr."""
-    from ctta_bench.cli.console import ConsoleProgress
+    from ctta_bench.cli.progress import ConsoleProgress
     from ctta_bench.run.loggers import make_loggers
 
     console = Console(stderr=True, quiet=quiet)

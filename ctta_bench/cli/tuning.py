@@ -155,7 +155,7 @@ def _run(
 ) -> "Outcome":
     from rich.console import Console
 
-    from ctta_bench.cli.console import count_lines
+    from ctta_bench.cli.progress import count_lines
     from ctta_bench.cli.running import cell_loggers
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule

@@ -8,10 +8,10 @@ from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.config.experiment_file import Experiment as Experiment
 from ctta_bench.config.experiment_file import MethodEntry as MethodEntry
 from ctta_bench.config.experiment_file import SingleCell as SingleCell
-from ctta_bench.config.experiment_file import Sweep, list_options
+from ctta_bench.config.experiment_file import Sweep
 from ctta_bench.config.experiment_file import experiment_files as experiment_files
 from ctta_bench.config.experiment_file import load_experiment as load_experiment
-from ctta_bench.config.request import options_in
+from ctta_bench.config.options import cell_options
 from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.record.schema import identity
@@ -121,7 +121,7 @@ def _chosen(
 
 def _common(experiment: Experiment) -> dict[str, Any]:
     """What an experiment asks of every cell, single ones too."""
-    single = [name for name in options_in("file") if name not in list_options()]
+    single = [name for name, key in cell_options("file").items() if not key.option.lists]
     return {name: getattr(experiment, name) for name in single} | {"experiment": experiment.name}
 
 
@@ -148,7 +148,11 @@ def _requests(
     ]
     everywhere = benchmarks or experiment.benchmarks
     own = [benchmark for entry in experiment.methods for benchmark in entry.benchmarks]
-    lists = {name: getattr(experiment, name) for name in list_options()}
+    lists = {
+        name: getattr(experiment, name)
+        for name, key in cell_options("file").items()
+        if key.option.lists
+    }
     for benchmark in dict.fromkeys([*everywhere, *own]):
         for listed in combinations(lists):
             for number, entry, chosen in entries:

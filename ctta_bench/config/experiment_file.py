@@ -1,14 +1,13 @@
 """Experiment files: what may stand in one, and where those of the package are."""
 
 import difflib
-from copy import copy
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from ctta_bench.config.request import option_of, options_in
+from ctta_bench.config.options import cell_options
 from ctta_bench.config.validation import validate
 from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError
@@ -55,21 +54,14 @@ Declared = TypeVar("Declared", bound=BaseModel)
 
 def with_cell_options(declared: type[Declared]) -> type[Declared]:
     """A model with a key more for each option of a cell that experiment files take."""
-    keys: dict[str, Any] = {
-        name: (field.annotation, copy(field)) for name, field in options_in("file").items()
-    }
-    for name in list_options():  # each value is checked by its cells
-        _, field = keys[name]
-        listed = Field((field.default,), description=field.description)
-        keys[name] = (tuple[Any, ...], listed)
+    keys: dict[str, Any] = {}
+    for name, key in cell_options("file").items():
+        kind, default = key.annotated, key.default
+        if key.option.lists:  # each value is checked by its cells
+            kind, default = tuple[Any, ...], (default,)
+        keys[name] = (kind, Field(default, description=key.option.help))
     documented: dict[str, Any] = {"__doc__": declared.__doc__, "__module__": declared.__module__}
     return create_model(declared.__name__, __base__=declared, **documented, **keys)
-
-
-def list_options() -> tuple[str, ...]:
-    """The options of a cell of which an experiment file takes several values."""
-    fields = options_in("file").items()
-    return tuple(name for name, field in fields if (o := option_of(field)) and o.lists)
 
 
 @with_cell_options

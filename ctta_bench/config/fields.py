@@ -1,8 +1,7 @@
 """A model's fields in words, for help, lists and docs."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin
-
-from pydantic.fields import FieldInfo
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
@@ -23,12 +22,12 @@ def type_words(annotation: Any) -> str:
     return " | ".join(map(type_words, get_args(annotation))) or str(annotation)
 
 
-def range_words(field: FieldInfo) -> str:
+def range_words(constraints: Iterable[Any]) -> str:
     """The constraints of a field: `>= 0`, `matches ^(a|b)$`, or several with commas; "" if none."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
     return ", ".join(
         f"{sign} {getattr(constraint, key)}"
-        for constraint in field.metadata
+        for constraint in constraints
         for key, sign in signs.items()
         if getattr(constraint, key, None) is not None
     )

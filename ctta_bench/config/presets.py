@@ -135,7 +135,7 @@ def describe(method: str) -> dict[str, Any]:
             {
                 "name": name,
                 "type": type_words(field.annotation),
-                "range": range_words(field),
+                "range": range_words(field.metadata),
                 "default": field.default,
                 "searched": _searched(searched.get(name, [])),
                 "description": field.description or "",

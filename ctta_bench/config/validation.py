@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ctta_bench.config.request import options_in
+from ctta_bench.config.options import cell_options
 from ctta_bench.config.yaml import parse_yaml
 from ctta_bench.errors import ConfigError
 
@@ -41,7 +41,7 @@ def route_overrides(
     owners: dict[str, Any] = {
         "method": method.model_fields,
         "benchmark": benchmark.model_fields,
-        "cell": options_in("set"),
+        "cell": cell_options("set"),
     }
     routed: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
     for key, value in overrides.items():

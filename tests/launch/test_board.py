@@ -253,7 +253,7 @@ def test_status_ends_with_0_only_if_all_are_done(make: Make, tmp_path: Path) -> 
 
 
 WATCH = (
-    "import ctta_bench.cli.standing as s; s.WATCH_SECONDS = 0.1\n"
+    "import ctta_bench.cli.status as s; s.WATCH_SECONDS = 0.1\n"
     "from ctta_bench.cli import main; main()"
 )
 

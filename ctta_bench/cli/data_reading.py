@@ -77,7 +77,7 @@ def data_check(
 
 def _survey(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
     """The parts of the data; [] where there is nothing at all."""
-    from ctta_bench.cli.console import ConsoleProgress
+    from ctta_bench.cli.progress import ConsoleProgress
     from ctta_bench.stream.availability import survey
 
     progress = ConsoleProgress(Console(stderr=True), checked.name)

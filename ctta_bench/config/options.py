@@ -1,0 +1,214 @@
+"""What a user may ask of a cell: an option is declared here, once, for every place that takes it.
+
+Made from the fields of `CellOptions`: the request of a cell, which checks values (request.py),
+options of `ctta-bench run` and `grid` (cli/command.py), keys of experiment files
+(experiment_file.py), keys of `set` and `sweep` (validation.py), what a cell's record states
+(request.py), and docs/experiments.md. `--help` reads it: it needs nothing that loads long.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
+
+Place = Literal["run", "grid", "file", "set"]
+REQUIRED = ...
+
+
+@dataclass(frozen=True)
+class CellOption:
+    """Where a user gives an option of a cell, and how.
+
+    places: `run` and `grid` have an option, experiment files a key, `set` and `sweep` a key. A new
+    option is in the first three. lists: the key of an experiment file takes several values, each
+    for the whole product. names, metavar, envvar: of the option, where --NAME does not do.
+    complete: what the shell offers, beside the values of a Literal. limits: as pydantic's `Field`
+    takes them (ge, lt, ...). read: from what users write to the value; raises ValueError.
+    record: whether the value stands in a cell's record, and so in its identity: always, or where
+    it is not the default, so that cells of before the option was there stay the same. "": it
+    decides no number, or the record states what comes of it (fingerprint, hyper-parameters).
+    """
+
+    help: str
+    places: tuple[Place, ...] = ("run", "grid", "file")
+    lists: bool = False
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    envvar: str | None = None
+    complete: Callable[[], Iterable[str]] | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    read: Callable[[Any], Any] | None = None
+    record: Literal["", "always", "changed"] = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Pydantic's hook of annotations: `read` first, then its own checks and the limits."""
+        from pydantic import Field
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        checks = handler.generate_schema(Annotated[source, Field(**self.limits)])
+        return no_info_before_validator_function(self.read, checks) if self.read else checks
+
+
+def _regime(value: Any) -> Any:
+    return "true" if value is True else value  # YAML reads the bare word as a boolean
+
+
+def _pixels(value: Any) -> Any:
+    if value is None or isinstance(value, tuple):
+        return value
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", str(value).strip())
+    if found is None:
+        raise ValueError("write PIXELS or HEIGHTxWIDTH, e.g. 160 or 128x256")
+    return int(found[1]), int(found[2] or found[1])
+
+
+class CellOptions:
+    """The options of a cell. A field without a default is a command's argument."""
+
+    method: Annotated[
+        str,
+        CellOption("a method (`ctta-bench list methods`)", places=("run",), complete=METHODS.names),
+    ]
+    benchmark: Annotated[
+        str,
+        CellOption(
+            "a benchmark (`ctta-bench list benchmarks`)",
+            places=("run",),
+            complete=BENCHMARKS.names,
+        ),
+    ]
+    preset: Annotated[
+        str,
+        CellOption(
+            "hyper-parameters: default, paper, code, ..., or a YAML file of `ctta-bench tune`",
+            places=("run", "grid"),
+        ),
+    ] = "default"
+    model: Annotated[
+        str | None,
+        CellOption(
+            "a model, or timm:NAME.TAG; default: the benchmark's own",
+            places=("run", "set"),
+            complete=MODELS.names,
+        ),
+    ] = None
+    weights: Annotated[
+        Path | None, CellOption("file of weights for the model", places=("run", "set"))
+    ] = None
+    preprocessing: Annotated[
+        Literal["true", "lineage"],
+        CellOption(
+            "normalisation of images: the checkpoint's own, or raw [0, 1] as in earlier papers",
+            places=("run", "file", "set"),
+            lists=True,
+            read=_regime,
+        ),
+    ] = "true"
+    input_size: Annotated[
+        tuple[int, int] | None,
+        CellOption(
+            "the network's input in pixels, PIXELS or HEIGHTxWIDTH; default: as recorded",
+            places=("run", "set"),
+            metavar="PIXELS",
+            read=_pixels,
+        ),
+    ] = None
+    precision: Annotated[
+        Literal["float64", "float32", "bfloat16", "float16"],
+        CellOption("number format of the networks", places=("run", "file", "set"), record="always"),
+    ] = "float32"
+    seed: Annotated[
+        int,
+        CellOption(
+            "seed of order, method and source sample",
+            places=("run", "set"),
+            limits={"ge": 0, "lt": 2**31},
+            record="always",
+        ),
+    ] = 0
+    window: Annotated[
+        int,
+        CellOption(
+            "images a window of single-sample streams; 0: off",
+            places=("run", "set"),
+            limits={"ge": 0},
+        ),
+    ] = 0
+    adapt: Annotated[
+        bool,
+        CellOption(
+            "adapt, or score the model as it is before the stream, after a warm-up",
+            places=("run", "set"),
+            record="changed",
+        ),
+    ] = True
+    data_root: Annotated[
+        Path | None,
+        CellOption(
+            "folder of data sets and caches",
+            places=("run", "grid"),
+            names=("--data-root", "--root"),
+            envvar="CTTA_BENCH_DATA",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        CellOption(
+            "processes that load images ahead; 0: this one; default: as cores allow",
+            places=("run", "grid"),
+            limits={"ge": 0, "le": 256},
+        ),
+    ] = None
+    cache_decoded: Annotated[
+        Path | None,
+        CellOption(
+            "keep decoded images there; later runs read them at once",
+            places=("run", "grid"),
+            metavar="DIR",
+        ),
+    ] = None
+    keep_models: Annotated[
+        Literal["none", "last", "domains"],
+        CellOption("adapted networks to leave in the run folder (last: at the end)"),
+    ] = "none"
+    probe: Annotated[
+        Literal["none", "rounds", "domains"],
+        CellOption("when source images are scored again, for forgetting"),
+    ] = "none"
+    set: Annotated[
+        dict[str, Any],
+        CellOption(
+            "override a value, e.g. lr=1e-3; repeatable",
+            places=("run", "grid"),
+            metavar="KEY=VALUE",
+        ),
+    ] = {}  # pydantic copies it
+
+
+class Declared(NamedTuple):
+    """An option of a cell as declared. default: REQUIRED if there is none."""
+
+    annotated: Any
+    type: Any
+    option: CellOption
+    default: Any
+
+
+def cell_options(place: Place | None = None) -> dict[str, Declared]:
+    """The options of a cell by name, or those that a user gives in one place, in their order."""
+    return {k: d for k, d in _declared().items() if place is None or place in d.option.places}
+
+
+@functools.cache
+def _declared() -> dict[str, Declared]:
+    hints = get_type_hints(CellOptions, include_extras=True).items()
+    return {
+        name: Declared(
+            hint, hint.__origin__, hint.__metadata__[0], getattr(CellOptions, name, REQUIRED)
+        )
+        for name, hint in hints
+    }
