@@ -1,5 +1,6 @@
-"""The walk-through of docs/adding-a-method.md, walked."""
+"""The walk-through of docs/adding-a-method.md, walked; tables and links of all pages."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -24,6 +25,19 @@ def test_the_method_of_the_page_is_checked_and_runs(
         arguments = line.replace("examples=50", "examples=10").split()[1:]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
+
+
+def test_tables_that_are_made_from_the_code_are_as_the_code_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    docs_tables = importlib.import_module("docs_tables")
+    made = []
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        made += [name for _, name, _ in docs_tables.PLACE.findall(text)]
+        assert docs_tables.filled(text) == text, f"{page}: run scripts/docs_tables.py"
+    assert sorted(made) == sorted(docs_tables.TABLES)
 
 
 def test_every_file_that_the_docs_link_exists() -> None:

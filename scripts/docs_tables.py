@@ -1,0 +1,129 @@
+"""Write the tables of the docs that are made from the code: python scripts/docs_tables.py
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; tests/test_docs.py holds the pages
+to what this writes.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import BaseModel
+
+from ctta_bench.config.experiment import Experiment, MethodEntry
+from ctta_bench.config.fields import choices_of, range_words, type_words
+from ctta_bench.config.options import REQUIRED, cell_options
+from ctta_bench.stream.settings import SETTINGS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
+
+
+def code(value: Any) -> str:
+    """A value as users write it, "none" for what is empty."""
+    if isinstance(value, tuple | list):
+        value = json.dumps(value) if value else ""
+    return (
+        "none"
+        if value in (None, "", {})
+        else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    )
+
+
+def described(model: type[BaseModel], name: str) -> str:
+    """What a key is, with the values that it may have."""
+    field = model.model_fields[name]
+    declared = cell_options("file").get(name)
+    choices = choices_of(declared.type if declared else field.annotation)
+    *others, last = map(code, choices or ("",))
+    values = f": {', '.join(others)} or {last}" if choices else ""
+    several = " (several: each for the whole product)" if declared and declared.option.lists else ""
+    return f"{field.description}{values}{several}"
+
+
+def key_table(model: type[BaseModel] = Experiment) -> str:
+    """The keys of a model of YAML files."""
+    return markdown(
+        ("key", "is", "default"),
+        [
+            (
+                f"`{name}`",
+                described(model, name),
+                "" if field.is_required() else code(field.default),
+            )
+            for name, field in model.model_fields.items()
+        ],
+    )
+
+
+def cell_table() -> str:
+    """The options of a cell, and where they are given."""
+    rows = []
+    for name, (_, kind, option, default) in cell_options().items():
+        values = ", ".join(map(code, choices_of(kind))) or option.metavar or type_words(kind)
+        limits = range_words([SimpleNamespace(**option.limits)])
+        rows.append(
+            (
+                f"`{name}`",
+                option.help,
+                ", ".join(filter(None, (values, limits))),
+                "" if default is REQUIRED else code(default),
+                ", ".join(option.places),
+            )
+        )
+    return markdown(("option", "is", "values", "default", "given in"), rows)
+
+
+def setting_table() -> str:
+    """The settings of streams."""
+    rows = [
+        (
+            f"`{name}`",
+            setting.definition,
+            ", ".join(
+                f"`{key}`" + ("" if value is None else f" ({value:g})")
+                for key, value in setting.parameters.items()
+            ),
+            setting.source,
+        )
+        for name, setting in SETTINGS.items()
+    ]
+    return markdown(("setting", "order", "parameters (default)", "source"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "keys": key_table,
+    "method keys": lambda: key_table(MethodEntry),
+    "options": cell_table,
+    "settings": setting_table,
+}
+PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """A page with its tables as the code has them."""
+    return PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", page)
+
+
+def main() -> None:
+    """Write the tables of all pages."""
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"written: {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Options of a cell: each is declared once, and command line, YAML and docs take it from there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.cli import app
+from ctta_bench.config.options import CellOptions, cell_options
+from ctta_bench.config.request import CellRequest
+from tests.conftest import TOY
+
+ROOT = Path(__file__).parents[1]
+# One field more in the class that declares the options, and nothing anywhere else.
+ONE_MORE = """
+import sys
+from typing import Annotated, Literal
+import ctta_bench.config.options as options
+
+class CellOptions(options.CellOptions):
+    shade: Annotated[
+        Literal["dark", "light"], options.CellOption("of the curtains", record="changed")
+    ] = "light"
+
+options.CellOptions = CellOptions
+"""
+
+
+@pytest.fixture
+def with_one_more(tmp_path: Path) -> object:
+    """Runs Python code in a suite whose cells have one more option."""
+
+    def run(code: str) -> str:
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_MORE + code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    return run
+
+
+COMMAND = "from ctta_bench.cli import main; sys.argv[1:] = {!r}; main()"
+
+
+@pytest.mark.parametrize("command", ["run", "grid"])
+def test_a_new_option_is_in_the_help_of_commands(command: str, with_one_more) -> None:
+    line = next(
+        line
+        for line in with_one_more(COMMAND.format([command, "--help"])).splitlines()
+        if "--shade" in line
+    )
+    assert "dark|light" in line and "Of the curtains." in line
+
+
+def test_a_new_option_is_a_key_of_experiment_files_and_of_the_docs(
+    tmp_path: Path, with_one_more
+) -> None:
+    (tmp_path / "e.yaml").write_text("methods: [tent]\nbenchmarks: [fashion_c]\nshade: dark\n")
+    (tmp_path / "bad.yaml").write_text("methods: [tent]\nbenchmarks: [fashion_c]\nshade: grey\n")
+    told = with_one_more(
+        "from ctta_bench.config.experiment import load_experiment, requested\n"
+        "print([values['shade'] for values in requested(load_experiment('e.yaml'))])\n"
+        "from docs_tables import cell_table, key_table\n"
+        "print(key_table()); print(cell_table())\n" + COMMAND.format(["grid", "bad.yaml"])
+    )
+    assert "['dark']" in told
+    assert "| `shade` | of the curtains: `dark` or `light` | `light` |" in told
+    assert "| `shade` | of the curtains | `dark`, `light` | `light` | run, grid, file |" in told
+    assert "bad.yaml.shade: 'grey': input should be 'dark' or 'light'." in told
+
+
+def test_a_new_option_stands_in_the_record_where_it_is_not_the_default(
+    tmp_path: Path, with_one_more
+) -> None:
+    options = ["source", "toy", "--plugin", str(TOY), "--out", "out"]
+    with_one_more(COMMAND.format(["run", *options, "--shade", "dark"]))
+    with_one_more(COMMAND.format(["run", *options]))
+
+    records = [file.read_text() for file in tmp_path.rglob("cell.yaml")]
+
+    assert len(records) == 2
+    assert ["shade: dark" in record for record in records].count(True) == 1
+
+
+def test_a_request_has_every_option_with_the_default_that_was_declared() -> None:
+    request = CellRequest.model_validate({"method": "tent", "benchmark": "toy"})
+    for name, declared in cell_options().items():
+        if declared.default is not ...:
+            assert getattr(request, name) == declared.default == getattr(CellOptions, name)
+    assert request.set is not CellOptions.set
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("run tent toy --precision ", ["float64", "float32", "bfloat16", "float16"]),
+        ("run tent toy --keep-models ", ["none", "last", "domains"]),
+        ("run pseudo", ["pseudo_label"]),
+        ("run tent toy --setting mixed", ["mixed", "mixed_correlated"]),
+        ("grid quick", ["quickstart"]),
+        ("grid quickstart --executor s", ["slurm"]),
+        ("grid quickstart --benchmark streets_ac", ["streets_acdc"]),
+        ("cost tent --precision b", ["bfloat16"]),
+    ],
+)
+def test_the_shell_completes_choices(words: str, offered: list[str]) -> None:
+    arguments = f"ctta-bench {words}"
+    environment = {
+        "_CTTA_BENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": arguments,
+        "COMP_CWORD": str(len(arguments.split()) - (not arguments.endswith(" "))),
+    }
+    done = CliRunner().invoke(app, [], env=environment, prog_name="ctta-bench")
+    assert done.stdout.split() == offered
