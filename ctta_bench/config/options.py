@@ -40,7 +40,7 @@ class CellOption:
     metavar: str | None = None
     envvar: str | None = None
     complete: Callable[[], Iterable[str]] | None = None
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     read: Callable[[Any], Any] | None = None
     record: Literal["", "always", "changed"] = ""
 
