@@ -80,7 +80,7 @@ def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
     entry = METHODS.get(name)
     benches = serving_benches(entry, overrides)
     for check_name, function in CHECKS.items():
-        why = {b.task: entry.owes("exempt", b.task).get(check_name, "") for b in benches}
+        why = {b.task: entry.declared("exempt", b.task).get(check_name, "") for b in benches}
         owing = [bench for bench in benches if not why[bench.task]]
         wrong = next(filter(None, (_fault(function, bench) for bench in owing)), "")
         if wrong or not owing:
@@ -147,7 +147,7 @@ class Bench:
         segments = self.task == "segmentation"
         self.side = SEGMENTED_SIDE if segments else SIDE
         self.size = SEGMENTED_BATCH if segments else BATCH
-        self.overrides = entry.owes("checked_with", self.task) | overrides
+        self.overrides = entry.declared("checked_with", self.task) | overrides
 
     def hyperparameters(self, **more: Any) -> Any:
         """The hyper-parameters under test; `source_samples` is cut to what the tiny source has."""
@@ -421,7 +421,7 @@ def permutation(bench: Bench) -> None:
 @check
 def declared_passes(bench: Bench) -> None:
     """Counted forward and backward passes an image equal those that the class declares."""
-    declared = bench.entry.owes("passes_per_image", bench.task)
+    declared = bench.entry.declared("passes_per_image", bench.task)
     if declared is None:
         raise Failure("the class declares no passes_per_image = (forward, backward)")
     method, batches = bench.method(), bench.batches()

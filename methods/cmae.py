@@ -8,10 +8,7 @@ bias learn and are restored, so a ViT's class token and position table stay; pro
 token learn and are never restored. The teacher is no average but a copy of the student after its
 restoration, and so the student itself before the next step: no second network is kept.
 
-On segmentation, which was never released, the form is ours: masked are groups of 16 x 16 pixels
-whose prediction varies most over `views` passes of the head under dropout, in the first stage's
-embedding; the HOG of a group is reconstructed from the mean of the head's map over it; the student
-learns its own clean prediction's most likely classes.
+The form for segmentation is in cmae_maps.py.
 
 The official projection starts at random and the mask token at zero, without warm-up, and so do ours
 unless `warmup_iterations` is set: then both learn on source images, without labels, before a frozen
@@ -32,21 +29,22 @@ from torch.nn.functional import interpolate, mse_loss
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import (
+    Method,
     OptimizerHyperparameters,
     WarmupHyperparameters,
     soft_cross_entropy,
+    stochastic_restore,
 )
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.encoder import hooked
-from ctta_bench.parts.families.teaching import StudentMethod
 from ctta_bench.parts.hog import CELLS, TARGETS, oriented_gradients, patch_targets
-from ctta_bench.parts.segmentation.masked import PIXELS, MaskedMaps, whole_groups
-from ctta_bench.parts.segmentation.scales import hard_loss
+from ctta_bench.parts.views.batch import random_view
+from ctta_bench.parts.views.passes import Augment, over_views
 from ctta_bench.registry import METHODS
 
 
 @METHODS.register_module("cmae")
-class ContinualMAE(StudentMethod):
+class ContinualMAE(Method):
     """Consistency with the clean prediction, and reconstruction of HOG, under an uncertain mask."""
 
     paper = "https://arxiv.org/abs/2312.12480"
@@ -56,11 +54,7 @@ class ContinualMAE(StudentMethod):
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (12, 1)  # ten views, masked, clean
     search_space = {"lr": (1e-7, 1e-3)}
-    on_segmentation = {
-        "passes_per_image": (2, 1),
-        "checked_with": {"lr": 1e-4},
-        "exempt": {"permutation": "dropout, drawn for the batch in its order, chooses the mask"},
-    }
+    segmentation_form = "cmae_maps:ContinualMAEMaps"
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of Continual-MAE."""
@@ -89,37 +83,33 @@ class ContinualMAE(StudentMethod):
             """Without reconstruction there is nothing to train."""
             return super().warms_up and self.hog_ratio > 0
 
+    augment: Augment = staticmethod(random_view)
+
     def setup(self) -> None:
         """Adapt every weight and bias, with a projection and a mask token beside the network."""
-        if self.segments:
-            self.maps = self.masked_maps()
-        self.cell = (PIXELS if self.segments else patch_side(self.model)) // CELLS
+        side, width = patch_side(self.model), self.model.network.embed_dim
+        self.adapt_with(side // CELLS, embedded=width, seen=width)
+
+    def adapt_with(self, cell: int, *, embedded: int, seen: int) -> None:
+        """Adapt the network, and reconstruct histograms of cells of this side in pixels.
+
+        `embedded` is the width of masked tokens, `seen` that of what the projection reads.
+        """
+        self.cell = cell
         weights = self.model.weight_parameters()
-        self.remember_source(weights.values())
-        self.beside = self.reconstruction()
+        self.restored = list(weights.values())
+        self.source = [weight.detach().clone() for weight in self.restored]
+        self.beside = self.reconstruction(embedded, seen)
         self.adapt_only(weights | self.beside)
         self.optimizer = self.build_optimizer()
 
-    def masked_maps(self) -> MaskedMaps:
-        """The passes of a segmentor. Raises MethodError for what is undefined on it."""
-        if self.hp.score != "channel_mean":
-            raise MethodError(
-                f"Continual-MAE's score is that of head passes under dropout on {self.model.name}, "
-                "which segments; leave `score` out."
-            )
-        return MaskedMaps(self.model, asked_by="Continual-MAE")
-
-    def reconstruction(self) -> dict[str, nn.Parameter]:
+    def reconstruction(self, embedded: int, seen: int) -> dict[str, nn.Parameter]:
         """The mask token and, unless HOG is left out, the projection."""
-        if self.segments:
-            embedded, width = self.maps.embedding_width, self.maps.width
-        else:
-            embedded = width = self.model.network.embed_dim
         like = self.model.mean
         self.mask_token = nn.Parameter(like.new_zeros(1, 1, embedded))
         found = {"mask_token": self.mask_token}
         if self.hp.hog_ratio:
-            self.projection = nn.Linear(width, TARGETS)
+            self.projection = nn.Linear(seen, TARGETS)
             nn.init.trunc_normal_(self.projection.weight, std=0.02)
             nn.init.zeros_(self.projection.bias)
             self.projection.to(like)
@@ -146,7 +136,7 @@ class ContinualMAE(StudentMethod):
         loss = self.consistency(logits, target)
         if self.hp.hog_ratio and bool(mask.any()):
             loss = loss + self.hp.hog_ratio * self.reconstruction_loss(tokens, images, mask)
-        if self.learn(loss):
+        if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
             self.restore()  # the next batch's teacher is the restored student
         return target
 
@@ -160,16 +150,11 @@ class ContinualMAE(StudentMethod):
     @torch.no_grad()
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The clean prediction, and the mask."""
-        if self.segments:
-            target, uncertainty = self.maps.look(images, self.hp.views)
-            return target, self.most(uncertainty)
         mask = self.mask(images)
         return self.model(images), mask
 
     def consistency(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy against the clean prediction, of pixels against its argmax."""
-        if self.segments:
-            return hard_loss(logits, target)
+        """Mean cross-entropy of logits [n, classes] against the clean prediction."""
         return soft_cross_entropy(logits, target).mean()
 
     @torch.no_grad()
@@ -185,8 +170,12 @@ class ContinualMAE(StudentMethod):
 
     def uncertainty(self, images: Tensor) -> Tensor:
         """Variance [n, N] of each place's score over the views, which are not moved back."""
-        scores = self.over_views(
-            images, lambda views: self.scored(self.forward(views)[1]).to(images.dtype)
+        scores = over_views(
+            images,
+            lambda views: self.scored(self.forward(views)[1]).to(images.dtype),
+            self.hp.views,
+            size=self.model.preprocessing.size,
+            augment=self.augment,
         )
         return torch.cat(list(scores)).var(0).mean(-1)
 
@@ -198,14 +187,7 @@ class ContinualMAE(StudentMethod):
         return self.model.classifier(tokens) if self.hp.score == "logit" else tokens
 
     def masked_pass(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` with the mask token for the embedding of masked patches [n, N].
-
-        On segmentation the tokens are the head's means over the groups.
-        """
-        if self.segments:
-            torch.clear_autocast_cache()
-            logits, groups = self.maps.masked_pass(images, mask, self.mask_token)
-            return logits, groups.to(images.dtype)
+        """`forward` with the mask token for the embedding of masked patches [n, N]."""
 
         def hide(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
             hidden = mask.view(*embedded.shape[:-1], 1)  # before the position is added
@@ -228,9 +210,12 @@ class ContinualMAE(StudentMethod):
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """Mean square error of the projected masked tokens against their patches' histograms."""
-        images = whole_groups(images) if self.segments else images
         target = patch_targets(oriented_gradients(images, self.cell))[mask]
         return mse_loss(self.projection(tokens[mask]).to(target.dtype), target)
+
+    def restore(self) -> None:
+        """Set a random share p of the weights' scalars back to the source."""
+        stochastic_restore(self.restored, self.source, self.hp.restore_probability)
 
     def reset(self) -> None:
         """Back to the start; the official code keeps projection and mask token."""

@@ -26,15 +26,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.method import OptimizerHyperparameters, ema_update
+from ctta_bench.method import (
+    Method,
+    OptimizerHyperparameters,
+    ema_update,
+    soft_cross_entropy,
+    stochastic_restore,
+    symmetric_cross_entropy,
+)
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.families.teaching import StudentMethod, at_least_float32
-from ctta_bench.parts.segmentation.scales import MapHyperparameters, first_views
+from ctta_bench.parts.segmentation.scales import (
+    MapHyperparameters,
+    check_hard_labels,
+    first_views,
+    hard_loss,
+    labels_over_views,
+)
+from ctta_bench.parts.views.batch import random_view
+from ctta_bench.parts.views.passes import Augment, at_least_float32, over_views
 from ctta_bench.registry import METHODS
 
 
 @METHODS.register_module("cotta")
-class CoTTA(StudentMethod):
+class CoTTA(Method):
     """Learning from an averaged teacher's augmented predictions, with stochastic restoration."""
 
     paper = "https://arxiv.org/abs/2203.13591"
@@ -43,11 +57,7 @@ class CoTTA(StudentMethod):
     passes_per_image = (3, 1)  # and `views` - 1 more where the anchor is unsure
     search_space = {"lr": (1e-5, 1e-2), "confidence_threshold": [0.1, 0.5, 0.72, 0.92]}
     checked_with = {"loss": "symmetric", "confidence_threshold": 0.0}  # no view, yet a gradient
-    on_segmentation = {
-        "passes_per_image": (5, 1),  # three views, the anchor, the student; up to 14 views
-        "checked_with": {"views": 3, "confidence_threshold": 0.3, "lr": 1e-4},
-        "exempt": {"learning_rate_zero_is_source": "scores are averaged over views"},
-    }
+    segmentation_form = "CoTTAMaps"
 
     class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of CoTTA."""
@@ -65,34 +75,34 @@ class CoTTA(StudentMethod):
         min_gradient_norm: float = Field(1e-6, ge=0, description="no step below this norm")
         faithful: bool = Field(False, description="passes and steps as in the official code")
 
+    augment: Augment = staticmethod(random_view)
+
     def setup(self) -> None:
         """Adapt every weight and bias; copy teacher and anchor."""
-        self.check_loss()
-        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
-        if self.segments:
-            self.views = first_views(self.hp.views, asked_by="CoTTA")
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_weights()
+
+    def adapt_weights(self) -> None:
+        """Every weight and bias learns, and is restored to the anchor's."""
         self.adapt_only(self.model.weight_parameters())
         self.optimizer = self.build_optimizer()
         self.teacher, self.anchor = self.frozen_copy(), self.frozen_copy()
         source = dict(self.anchor.network.named_parameters())
-        self.remember_source(self.trainable.values(), [source[name] for name in self.trainable])
+        self.restored = list(self.trainable.values())
+        self.source = [source[name] for name in self.trainable]
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the teacher, which follows; returns its logits from before."""
         target = self.predict(images)  # first: with the student's activations there is less room
-        if self.learn(self.objective(self.model(images), target)):
+        loss = self.objective(self.model(images), target)
+        if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
             ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
             self.restore()  # after the average, which sees the restored values a batch later
         return target
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """The teacher's logits, averaged over views if the anchor's mean confidence is low.
-
-        On segmentation log-probabilities, averaged where it is.
-        """
-        if self.segments:
-            return self.labelled(images, self.views)[0]
+        """The teacher's logits, averaged over views if the anchor's mean confidence is low."""
         confidence = self.anchor(images).softmax(-1).amax(-1).mean()
         unsure = bool(confidence < self.hp.confidence_threshold)
         if self.hp.faithful:
@@ -105,9 +115,61 @@ class CoTTA(StudentMethod):
     def average_over_views(self, images: Tensor) -> Tensor:
         """Mean of the teacher's logits over N random views."""
         total: Tensor | float = 0.0
-        for logits in self.over_views(images, self.teacher, together=not self.batch_dependent):
+        for logits in over_views(
+            images,
+            self.teacher,
+            self.hp.views,
+            size=self.model.preprocessing.size,
+            augment=self.augment,
+            together=not self.batch_dependent,
+        ):
             total = total + at_least_float32(logits).sum(0)
         return total / self.hp.views
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [n, classes] to the teacher's, or of both directions."""
+        symmetric = self.hp.loss == "symmetric"
+        between = symmetric_cross_entropy if symmetric else soft_cross_entropy
+        return between(logits, target).mean()
+
+    def restore(self) -> None:
+        """Set a random share p of the weights' scalars back to the source."""
+        stochastic_restore(self.restored, self.source, self.hp.restore_probability)
+
+    @property
+    def scored_model(self) -> SourceModel:
+        """The teacher."""
+        return self.teacher
+
+
+class CoTTAMaps(CoTTA):
+    """On segmentation: views at several scales, a threshold for each pixel, hard labels."""
+
+    passes_per_image = (5, 1)  # three views, the anchor, the student; up to 14 views
+    checked_with = {"views": 3, "confidence_threshold": 0.3, "lr": 1e-4}
+    exempt = {"learning_rate_zero_is_source": "scores are averaged over views"}
+
+    def setup(self) -> None:
+        """Adapt every weight and bias; copy teacher and anchor; choose the views."""
+        check_hard_labels(self.model, self.hp.loss, asked_by="CoTTA")
+        self.views = first_views(self.hp.views, asked_by="CoTTA")
+        self.adapt_weights()
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's log-probabilities, averaged over the views where the anchor is unsure."""
+        target, _ = labels_over_views(
+            images,
+            self.views,
+            self.teacher,
+            self.anchor,
+            scale=self.hp.output_scale,
+            threshold=self.hp.confidence_threshold,
+        )
+        return target
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [n, classes, h, w] against the most likely classes."""
+        return hard_loss(logits, target)
 
 
 @torch.no_grad()

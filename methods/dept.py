@@ -13,10 +13,7 @@ source data; `warmup_epochs` trains both before the frozen network. Without it t
 would be random, are left out with all losses on them (`dino` overrides), which leaves the pseudo
 labels and the diversity of classes.
 
-On segmentation, where nothing of it could be built, the form is ours: prompts are further keys and
-values of each stage's attention behind gates that start closed; labels are the most likely classes
-of an averaged teacher on the images themselves; consistency is that of the stages' mean features;
-neither bank, heads nor diversity. Prompts and gates learn, and the start is the source model.
+The form for segmentation, another algorithm, is in dept_maps.py.
 
 Differs from the official code, unless `faithful: true`: the query and the bank's new entries are
 one pass of the teacher before the step (theirs asks the student, and fills in the teacher's after
@@ -36,7 +33,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ctta_bench.errors import MethodError
 from ctta_bench.method import (
     NEWER,
     Method,
@@ -55,8 +51,6 @@ from ctta_bench.parts.prompts.learner import (
     diversity_of_prompts,
     next_centre,
 )
-from ctta_bench.parts.prompts.prefix import PrefixPrompts, prefixed
-from ctta_bench.parts.segmentation.scales import hard_loss
 from ctta_bench.parts.views.image import strong_view, weak_view
 from ctta_bench.registry import METHODS
 
@@ -95,11 +89,7 @@ class DePT(Method):
         "outputs": 12,
     }
     exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
-    on_segmentation = {
-        "passes_per_image": (2, 1),
-        "checked_with": {"optimizer": "adam", "lr": 1e-3, "prompts": 4},
-        "exempt": {},
-    }
+    segmentation_form = "dept_maps:DePTMaps"
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of DePT."""
@@ -134,14 +124,11 @@ class DePT(Method):
 
     weak_view: View
     strong_view: View
-    student: Any  # PromptLearner, or PrefixPrompts of a segmentor
+    student: Any  # PromptLearner, or PrefixPrompts of the form for segmentation
     teacher: Any
 
     def setup(self) -> None:
         """Prompts and heads beside the network; a teacher equal to them; an empty bank."""
-        if self.segments:
-            self.set_up_maps()
-            return
         stage_starts(self.model, self.hp.stages, asked_by="DePT")  # or it cannot be served
         width, classifier = self.model.network.embed_dim, self.model.classifier
         self.student = PromptLearner(width, self.hp.stages, self.hp.prompts, classifier)
@@ -160,20 +147,6 @@ class DePT(Method):
         self.centre = like.new_zeros(1, self.hp.outputs)
         self.steps, self.teacher_is_behind = 0, False
         self.weak_view, self.strong_view = weak_view, strong_view
-
-    def set_up_maps(self) -> None:
-        """Prompts and gates of a segmentor, and a teacher equal to them."""
-        if self.hp.dino or self.hp.stages != len(self.model.blocks):
-            raise MethodError(
-                f"DePT has no DINO heads on {self.model.name}, which segments, and prompts in each "
-                f"of its {len(self.model.blocks)} stages; leave `dino` and `stages` out."
-            )
-        self.student = PrefixPrompts(self.model, self.hp.prompts, asked_by="DePT")
-        self.student.to(self.model.mean)
-        self.adapt_only(dict(self.student.named_parameters()))
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        self.optimizer = self.build_optimizer()
-        self.steps, self.teacher_is_behind = 0, False
 
     def warmup_parameters(self) -> dict[str, nn.Parameter]:
         """Prompts and heads; network and classifier stay."""
@@ -194,8 +167,6 @@ class DePT(Method):
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on a strong view; returns the student's plain logits from before it."""
-        if self.segments:
-            return self.adapt_maps(images)
         with torch.no_grad():
             logits = self.predict(images)
         self.follow()
@@ -209,29 +180,8 @@ class DePT(Method):
                 self.memorise(weak)
         return logits
 
-    def adapt_maps(self, images: Tensor) -> Tensor:
-        """One step of a segmentor on the teacher's labels; returns the logits from before it."""
-        self.follow()
-        with torch.no_grad():
-            target, theirs = self.map_pass(images, self.teacher)
-        torch.clear_autocast_cache()  # its halves of the weights were made without gradients
-        logits, ours = self.map_pass(images, self.student)
-        self.set_rate()
-        apart = consistency_of_prompts(ours, theirs)
-        if self.learn(hard_loss(logits, target) + self.hp.prompt_weight * apart, []):
-            self.steps += 1
-        return logits
-
-    def map_pass(self, images: Tensor, learner: PrefixPrompts) -> tuple[Tensor, list[Tensor]]:
-        """Logits [n, classes, h, w] and mean features [n, C] of each stage under the prompts."""
-        with prefixed(self.model, learner):
-            maps = self.model.feature_maps(images)
-        return self.model.decode(maps), [m.to(images.dtype).mean((2, 3)) for m in maps]
-
     def predict(self, images: Tensor) -> Tensor:
         """The student's logits."""
-        if self.segments:
-            return self.map_pass(images, self.student)[0]
         return self.passed(images, self.student).logits
 
     def passed(self, images: Tensor, learner: PromptLearner) -> Pass:

@@ -90,6 +90,7 @@ class EcoTTA(Method):
     warmup_access = "labelled"
     stream_only = frozenset({"regularizer", "margin", "steps"})
     tasks = frozenset({"classification", "segmentation"})
+    segmentation_form = "EcoTTAMaps"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"margin": 1.1}  # every image is below it
@@ -121,10 +122,7 @@ class EcoTTA(Method):
             self.probe()
         self.use_statistics_of_the_batch()
         for part, (first, last) in zip(self.each_part(), ends, strict=True):
-            if self.segments:
-                meta: nn.Module = StageMeta(*self.sizes(last.get_submodule("norm")))
-            else:
-                meta = self.map_meta(part) if convolutional else self.token_meta(first)
+            meta = self.meta_of(part, first, last, convolutional=convolutional)
             part.meta = meta.to(self.model.mean)
             part.through_frozen = self.hp.grad_through_frozen
         self.adapt_only(dict(self.parts.named_parameters()))
@@ -139,19 +137,20 @@ class EcoTTA(Method):
 
     def use_statistics_of_the_batch(self) -> None:
         """For frozen BatchNorms; only the faithful form goes on moving what they have stored."""
-        if self.segments:
-            return
         if self.hp.faithful:
             norms = [m for m in self.model.network.modules() if isinstance(m, BATCH_NORMS)]
             self.batch_dependent = bool([norm.train() for norm in norms])
         else:
             self.batch_dependent = self.model.use_batch_statistics()
 
-    def token_meta(self, block: nn.Module) -> TokenMeta:
-        """The meta part of a run of transformer blocks of one width, that of their norms."""
-        return TokenMeta(
-            *self.sizes(next(m for m in block.modules() if isinstance(m, nn.LayerNorm)))
-        )
+    def meta_of(
+        self, part: Part, first: nn.Module, last: nn.Module, *, convolutional: bool
+    ) -> nn.Module:
+        """The meta part of a stage, or of a run of blocks of one width, that of their norms."""
+        if convolutional:
+            return self.map_meta(part)
+        norm = next(m for m in first.modules() if isinstance(m, nn.LayerNorm))
+        return TokenMeta(*self.sizes(norm))
 
     def sizes(self, norm: nn.Module) -> tuple[int, float]:
         """Width, that of a norm layer, and first gate of a meta part."""
@@ -217,3 +216,16 @@ class EcoTTA(Method):
         """One guarded step; the community's code has no guard."""
         guard = not self.hp.faithful
         return self.backward(loss, guard=guard) and self.optimizer_step(guard=guard)
+
+
+class EcoTTAMaps(EcoTTA):
+    """On segmentation: a part is a stage of the encoder."""
+
+    def use_statistics_of_the_batch(self) -> None:
+        """Nothing: BatchNorm keeps the source's statistics."""
+
+    def meta_of(
+        self, part: Part, first: nn.Module, last: nn.Module, *, convolutional: bool
+    ) -> nn.Module:
+        """The meta part of a stage, of the width of its last norm."""
+        return StageMeta(*self.sizes(last.get_submodule("norm")))

@@ -22,6 +22,7 @@ class PseudoLabel(Method):
     paper = "Lee, ICML 2013 workshop on challenges in representation learning"
     checked_against = "the formula alone"
     tasks = frozenset({"classification", "segmentation"})
+    segmentation_form = "PseudoLabelMaps"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1)}
 
@@ -35,17 +36,38 @@ class PseudoLabel(Method):
 
     def setup(self) -> None:
         """Adapt the norm layers, or the whole network."""
-        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_chosen()
+
+    def adapt_chosen(self) -> None:
+        """What `parameters` names, and its optimiser."""
         everything = dict(self.model.network.named_parameters())
         self.adapt_only(everything if self.hp.parameters == "all" else self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on -log p of the predicted class; returns the logits before it."""
-        logits = enlarged(self.model(images), images, self.hp.output_scale)
-        rows = self.model.rows(logits)
+        logits = self.model(images)
+        self.step(self.objective(logits))
+        return logits
+
+    def objective(self, rows: Tensor) -> Tensor:
+        """Mean -log p of the predicted class of logits [n, classes] above the threshold."""
         log_p = rows.log_softmax(-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         confidence = log_p.max(-1).values  # log-probability of the pseudo-label
         kept = confidence.detach().exp() > self.hp.threshold
-        self.step(-confidence[kept].mean())
+        return -confidence[kept].mean()
+
+
+class PseudoLabelMaps(PseudoLabel):
+    """On segmentation: pixels are the samples, and BatchNorm keeps the source's statistics."""
+
+    def setup(self) -> None:
+        """Adapt the norm layers, or the whole network."""
+        self.adapt_chosen()
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on -log p of each pixel's predicted class; returns the logits before it."""
+        logits = enlarged(self.model(images), images, self.hp.output_scale)
+        self.step(self.objective(self.model.rows(logits)))
         return logits

@@ -28,6 +28,7 @@ class SAR(Method):
     paper = "https://arxiv.org/abs/2302.12400"
     checked_against = "official code"
     tasks = frozenset({"classification", "segmentation"})
+    segmentation_form = "SARMaps"
     passes_per_image = (2, 2)
     search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"margin": 10.0}  # every image is reliable
@@ -47,7 +48,11 @@ class SAR(Method):
 
     def setup(self) -> None:
         """Adapt the norm layers but those of the last blocks and the final one."""
-        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_early_norms()
+
+    def adapt_early_norms(self) -> None:
+        """The chosen norm layers, their optimiser, margin and threshold."""
         self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
         self.optimizer = self.build_optimizer()
         self.margin = self.hp.margin * math.log(self.model.num_classes)
@@ -57,13 +62,13 @@ class SAR(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """Two passes: ascend to the sharpest near point, descend from there; scores the first."""
         logits = self.model(images)
-        entropy = softmax_entropy(self.model.rows(logits))
+        entropy = self.entropy(logits)
         reliable = entropy < self.margin
         guard = not self.hp.faithful
         if not self.backward(entropy[reliable].mean(), guard=guard):
             return logits
         self.ascend()
-        entropy = softmax_entropy(self.model.rows(self.model(images)))[reliable]
+        entropy = self.entropy(self.model(images))[reliable]
         loss = entropy[entropy < self.margin].mean()
         self.optimizer_zero_grad()
         stepped = self.backward(loss, guard=guard)
@@ -71,6 +76,10 @@ class SAR(Method):
         if stepped and self.optimizer_step(guard=guard):
             self.recover(float(loss.detach()))
         return logits
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Of each image [n], in nats."""
+        return softmax_entropy(logits)
 
     @torch.no_grad()
     def ascend(self) -> None:
@@ -100,3 +109,15 @@ class SAR(Method):
             self.optimizer.load_state_dict(momentum)
         if self.hp.faithful is True:
             self.average = average
+
+
+class SARMaps(SAR):
+    """On segmentation: pixels are the samples, and BatchNorm keeps the source's statistics."""
+
+    def setup(self) -> None:
+        """Adapt the norm layers but those of the last stage and what follows it."""
+        self.adapt_early_norms()
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Of each pixel [n·h·w] of logits [n, classes, h, w], in nats."""
+        return softmax_entropy(self.model.rows(logits))

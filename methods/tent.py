@@ -28,6 +28,7 @@ class Tent(Method):
     paper = "https://arxiv.org/abs/2006.10726"
     checked_against = "official code"
     tasks = frozenset({"classification", "segmentation"})
+    segmentation_form = "TentMaps"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1)}
 
@@ -44,12 +45,16 @@ class Tent(Method):
 
     def setup(self) -> None:
         """Adapt the affine parameters of every norm layer."""
-        self.batch_dependent = not self.segments and self.model.use_batch_statistics()
-        if self.hp.loss == "hard" and not self.segments:
+        if self.hp.loss == "hard":
             raise MethodError(
                 f"Tent's loss: hard is for segmentation; on {self.model.name}, which classifies, "
                 "the method of that loss is pseudo_label."
             )
+        self.batch_dependent = self.model.use_batch_statistics()
+        self.adapt_norms()
+
+    def adapt_norms(self) -> None:
+        """The affine parameters of every norm layer, and their optimiser."""
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
@@ -58,12 +63,32 @@ class Tent(Method):
         if self.hp.episodic:
             self.reset()
         for _ in range(self.hp.steps):
-            logits = enlarged(self.model(images), images, self.hp.output_scale)
+            logits = self.logits(images)
             self.step(self.objective(logits))
         return logits
 
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] before the step."""
+        return self.model(images)
+
     def objective(self, logits: Tensor) -> Tensor:
-        """Mean entropy of images or pixels, or their cross-entropy against the own argmax."""
+        """Mean entropy of the images."""
+        return softmax_entropy(logits).mean()
+
+
+class TentMaps(Tent):
+    """On segmentation: the entropy of each pixel, or its cross-entropy against the own argmax."""
+
+    def setup(self) -> None:
+        """Adapt the affine parameters of every norm layer; BatchNorm keeps its statistics."""
+        self.adapt_norms()
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits [n, classes, h, w], at the size that `output_scale` says."""
+        return enlarged(self.model(images), images, self.hp.output_scale)
+
+    def objective(self, logits: Tensor) -> Tensor:
+        """Mean entropy of the pixels, or their cross-entropy against the own argmax."""
         if self.hp.loss == "hard":
             return hard_loss(logits, logits.detach())
         return softmax_entropy(self.model.rows(logits)).mean()

@@ -45,6 +45,7 @@ class VDP(Method):
     paper = "https://arxiv.org/abs/2212.04145"
     checked_against = "the paper's formulas alone"
     tasks = frozenset({"classification", "segmentation"})
+    segmentation_form = "VDPMaps"
     passes_per_image = (2, 1)
     search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {"patch_size": 4}  # the images of the checks are small
@@ -94,33 +95,22 @@ class VDP(Method):
             )
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step of both prompts towards the teacher; returns the logits from before it.
-
-        On segmentation these are the teacher's.
-        """
+        """One step of both prompts towards the teacher; returns the logits from before it."""
         images = self.resized(images)
         target = self.target(images)
         logits = self.prompted(images, self.specific, self.agnostic)
-        self.notice_domain(self.model.rows(logits))
-        if self.segments:
-            self.learn(hard_loss(logits, target))
-            return target
+        self.notice_domain(logits)
         self.learn(soft_cross_entropy(logits, target).mean())
         return logits
 
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:
-        """What the teacher says: of other colours, on segmentation of the images themselves."""
-        if self.segments:
-            logits = self.prompted(images, *self.teacher)
-            return enlarged(logits, images, self.hp.output_scale)
+        """The teacher's logits of the images in other colours."""
         return self.model(recoloured(images) + self.prompt_image(images, *self.teacher))
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits of the prompted images; on segmentation under the teacher's prompts."""
+        """Logits of the prompted images."""
         images = self.resized(images)
-        if self.segments:
-            return self.target(images)
         return self.prompted(images, self.specific, self.agnostic)
 
     def prompted(self, images: Tensor, specific: Tensor, agnostic: Tensor) -> Tensor:
@@ -181,6 +171,28 @@ class VDP(Method):
             self.seen = 0
         self.usual = (self.seen * self.usual + confidence) / (self.seen + 1)
         self.seen += 1
+
+
+class VDPMaps(VDP):
+    """On segmentation: the teacher's prompts on the images themselves give scores and labels."""
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """One step on the teacher's most likely classes; returns its logits from before it."""
+        images = self.resized(images)
+        target = self.target(images)
+        logits = self.prompted(images, self.specific, self.agnostic)
+        self.notice_domain(self.model.rows(logits))
+        self.learn(hard_loss(logits, target))
+        return target
+
+    @torch.no_grad()
+    def target(self, images: Tensor) -> Tensor:
+        """The teacher's logits [n, classes, h, w], at the size that `output_scale` says."""
+        return enlarged(self.prompted(images, *self.teacher), images, self.hp.output_scale)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's logits."""
+        return self.target(self.resized(images))
 
 
 def recoloured(images: Tensor) -> Tensor:

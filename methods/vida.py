@@ -7,10 +7,7 @@ scored. U is a tenth of the variance of its logits over augmented views. Without
 is the source model itself; published figures come from a checkpoint whose adapters were trained on
 labelled source data by an unpublished recipe, for which `warmup_epochs` stands.
 
-On segmentation nothing was released; the authors point to the code of CoTTA for ACDC, whose views,
-anchor and hard labels are taken here (without warm-up or restoration). U is that of the views'
-probabilities, which are the label's, too: predicted under the scales of the batch before. Key and
-value share their downward products, as the one layer that they are in the authors' SegFormer.
+The form for segmentation is in vida_maps.py.
 
 Differs from the official code, unless `faithful: true`: λ_high is applied (theirs sets λ_low alone,
 for an `elif` asks for an attribute that every layer has), a reset sets both back to 1 (theirs keeps
@@ -31,14 +28,19 @@ from torch.nn.functional import linear
 from ctta_bench.errors import MethodError
 from ctta_bench.method import (
     NEWER,
+    Method,
     OptimizerHyperparameters,
     WarmupHyperparameters,
     ema_update,
+    soft_cross_entropy,
+    stochastic_restore,
+    symmetric_cross_entropy,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.adapters.injection import role_layers
-from ctta_bench.parts.families.teaching import StudentMethod, at_least_float32
-from ctta_bench.parts.segmentation.scales import MapHyperparameters, first_views
+from ctta_bench.parts.adapters.injection import RoleLayer, role_layers
+from ctta_bench.parts.segmentation.scales import MapHyperparameters
+from ctta_bench.parts.views.batch import random_view
+from ctta_bench.parts.views.passes import Augment, at_least_float32, over_views
 from ctta_bench.registry import METHODS
 
 SHARE = 0.1  # of the variance, in U
@@ -89,20 +91,14 @@ class ViDALinear(nn.Module):
 
 def inject_adapters(
     model: SourceModel, rank_low: int, rank_high: int, scales: Scales
-) -> list[ViDALinear]:
+) -> list[tuple[RoleLayer, ViDALinear]]:
     """Put adapters beside q, k, v and o of every block. Raises MethodError if there are none."""
     injected = []
-    keys: dict[str, ViDALinear] = {}
     for layer in role_layers(model):
         if layer.roles != "m":
             adapted = ViDALinear(layer.module, rank_low, rank_high, scales)
             model.network.set_submodule(layer.name, adapted)
-            attention = layer.name.rpartition(".")[0]
-            if layer.roles == "k" and model.task == "segmentation":
-                keys[attention] = adapted
-            elif layer.roles == "v" and attention in keys:
-                adapted.share_down(keys[attention])
-            injected.append(adapted)
+            injected.append((layer, adapted))
     if not injected:
         raise MethodError(
             f"ViDA finds no projections of attention in {model.name} to put its adapters beside."
@@ -111,7 +107,7 @@ def inject_adapters(
 
 
 @METHODS.register_module("vida")
-class ViDA(StudentMethod):
+class ViDA(Method):
     """Adapters of low and high rank beside attention's projections, taught by a moving average."""
 
     paper = "https://arxiv.org/abs/2306.04344"
@@ -126,10 +122,7 @@ class ViDA(StudentMethod):
     search_space = {"lr_adapters": (1e-7, 1e-2)}
     checked_with = {"lr": 1e-3, "lr_adapters": 1e-3}  # steps that float32 shows
     exempt = {"learning_rate_zero_is_source": "the adapters have a rate of their own"}
-    on_segmentation = {
-        "passes_per_image": (5, 1),  # three views, the anchor, the student; up to 14 views
-        "checked_with": checked_with | {"optimizer": "adam", "loss": "cross_entropy", "views": 3},
-    }
+    segmentation_form = "vida_maps:ViDAMaps"
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters, MapHyperparameters):
         """Hyper-parameters of ViDA."""
@@ -159,20 +152,23 @@ class ViDA(StudentMethod):
         warmup_batch_size: int = Field(128, ge=1, description="batch size of the warm-up")
         faithful: bool = Field(False, description="reproduce the faults of the official code")
 
+    augment: Augment = staticmethod(random_view)
+
     def setup(self) -> None:
         """Adapters beside q, k, v and o; a teacher equal to the student."""
         self.scales = Scales()
-        self.check_loss()
-        if self.segments:
-            self.views = first_views(self.hp.views, asked_by="ViDA")
-            self.anchor = self.frozen_copy()
-        layers = inject_adapters(self.model, self.hp.rank_low, self.hp.rank_high, self.scales)
-        self.split_parameters({id(p) for layer in layers for p in layer.adapters()})
+        self.split_parameters({id(p) for layer in self.inject() for p in layer.adapters()})
         # The copy shares the scales: what is set for the student is set for the teacher.
         self.teacher = copy.deepcopy(self.model, {id(self.scales): self.scales})
         self.teacher.requires_grad_(False)
         if self.hp.restore_probability:
-            self.remember_source(self.trainable.values())
+            self.remember_source()
+
+    def inject(self) -> list[ViDALinear]:
+        """Put the adapters in."""
+        hp = self.hp
+        found = inject_adapters(self.model, hp.rank_low, hp.rank_high, self.scales)
+        return [adapted for _, adapted in found]
 
     def split_parameters(self, adapters: set[int]) -> None:
         """Adapters learn and follow at their own pace, everything else at the other."""
@@ -192,31 +188,26 @@ class ViDA(StudentMethod):
         """The teacher, and what is restored, start from the warmed adapters."""
         self.follow(0.0, 0.0)
         if self.hp.restore_probability:
-            self.remember_source(self.trainable.values())
+            self.remember_source()
 
     def adapt(self, images: Tensor) -> Tensor:
         """Weigh the branches, learn from the teacher, which follows; returns its logits."""
-        if self.segments:
-            target, variance = self.labelled(images, self.views)
-            self.allot(SHARE * variance)
-        else:
-            self.allot(self.uncertainty(images))
-            target = self.predict(images)
-        if self.learn(self.objective(self.model(images), target)):
-            self.follow(self.hp.teacher_momentum, self.hp.adapter_momentum)
-            if self.hp.restore_probability:
-                self.restore()
+        self.allot(self.uncertainty(images))
+        target = self.predict(images)
+        self.learn(images, target)
         return target
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """The teacher's logits; on segmentation its log-probabilities over the views."""
-        return self.labelled(images, self.views)[0] if self.segments else self.teacher(images)
+        """The teacher's logits."""
+        return self.teacher(images)
 
     @torch.no_grad()
     def uncertainty(self, images: Tensor) -> float:
         """U: a tenth of the variance of the teacher's logits over N views (one draw a view)."""
-        values = at_least_float32(torch.cat(list(self.over_views(images, self.teacher))))
+        size, views = self.model.preprocessing.size, self.hp.views
+        seen = over_views(images, self.teacher, views, size=size, augment=self.augment)
+        values = at_least_float32(torch.cat(list(seen)))
         return SHARE * float(values.var(0).mean())
 
     def allot(self, uncertainty: float) -> None:
@@ -228,11 +219,39 @@ class ViDA(StudentMethod):
         if not self.hp.faithful:
             self.scales.high = 1 - uncertainty if certain else 1 + uncertainty
 
+    def learn(self, images: Tensor, target: Tensor) -> None:
+        """One step towards the teacher's logits; then the teacher follows."""
+        loss = self.objective(self.model(images), target)
+        if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
+            self.follow(self.hp.teacher_momentum, self.hp.adapter_momentum)
+            if self.hp.restore_probability:
+                self.restore()
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [n, classes] to the teacher's, or of both directions."""
+        symmetric = self.hp.loss == "symmetric"
+        between = symmetric_cross_entropy if symmetric else soft_cross_entropy
+        return between(logits, target).mean()
+
     def follow(self, weights: float, adapters: float) -> None:
         """Move the teacher towards the student, with a momentum for each group."""
         teacher = dict(self.teacher.network.named_parameters())
         for group, momentum in ((self.weights, weights), (self.adapters, adapters)):
             ema_update([teacher[name] for name in group], group.values(), momentum)
+
+    def remember_source(self) -> None:
+        """What `restore` sets back, and to what."""
+        self.restored = list(self.trainable.values())
+        self.source = [parameter.detach().clone() for parameter in self.restored]
+
+    def restore(self) -> None:
+        """Set a random share p of all learning scalars back to the source."""
+        stochastic_restore(self.restored, self.source, self.hp.restore_probability)
+
+    @property
+    def scored_model(self) -> SourceModel:
+        """The teacher."""
+        return self.teacher
 
     def reset(self) -> None:
         """Back to the start; the official code keeps the last scales."""

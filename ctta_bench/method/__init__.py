@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         soft_cross_entropy,
         softmax_entropy,
         stochastic_restore,
+        symmetric_cross_entropy,
     )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "soft_cross_entropy",
     "softmax_entropy",
     "stochastic_restore",
+    "symmetric_cross_entropy",
 ]
 
 __getattr__ = late(__name__, "hyperparameters", "updates", "base")

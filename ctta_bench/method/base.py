@@ -8,8 +8,10 @@ randomness, autocast, counting of passes, and window mode for single-sample stre
 
 import contextlib
 import copy
+import importlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from ctta_bench.model import SourceModel, Task
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 SourceAccess = Literal["none", "unlabelled", "labelled"]
+M = TypeVar("M", bound="Method")
 _ACCESS = ("none", "unlabelled", "labelled")
 
 # Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
@@ -57,6 +60,9 @@ class Method:
     """Hyper-parameters that a warm-up never sees: cells that differ in these alone share one."""
     tasks: ClassVar[frozenset[Task]] = frozenset({"classification"})
     """What it is defined for; in segmentation logits are maps [n, classes, h, w] of any size."""
+    segmentation_form: ClassVar[str] = ""
+    """The subclass that a model which segments gets in its place: `Class` of the same module, or
+    `module:Class` of a module beside it. It has the same hyper-parameters."""
     batch_dependent: bool = False
     """Whether an image's logits depend on the others of its batch (batch statistics)."""
     norm_statistics: str = ""
@@ -81,7 +87,8 @@ class Method:
     exempt: ClassVar[dict[str, str]] = {}
     """Checks that the method cannot satisfy, and why."""
     on_segmentation: ClassVar[dict[str, Any]] = {}
-    """What `passes_per_image`, `checked_with` or `exempt` is instead where a model segments."""
+    """As written for 0.1.0, goes with the next release: what `passes_per_image`, `checked_with` or
+    `exempt` is where a model segments. A `segmentation_form` declares its own."""
 
     # -- state
 
@@ -90,6 +97,10 @@ class Method:
 
     hp: Any
     optimizer: torch.optim.Optimizer
+
+    def __new__(cls: type[M], model: SourceModel | None = None, *_: Any, **__: Any) -> M:
+        """An object of the form for the model's task; copies are made without a model, of cls."""
+        return object.__new__(cls if model is None else cls.form(model.task))
 
     def __init__(
         self,
@@ -224,10 +235,44 @@ class Method:
         return self.model.task == "segmentation"
 
     @classmethod
-    def owes(cls, what: str, task: Task) -> Any:
+    def form(cls: type[M], task: Task) -> type[M]:
+        """The class for models of a task: itself, or its segmentation form.
+
+        A subclass of a method with such a form gets both: its own definitions before the form's.
+        """
+        owner = next((c for c in cls.__mro__ if vars(c).get("segmentation_form")), None)
+        if task != "segmentation" or owner is None:
+            return cls
+        module, _, name = vars(owner)["segmentation_form"].rpartition(":")
+        home = owner.__module__
+        if module:
+            home = f"{home.rpartition('.')[0]}.{module}"
+        found: type[M] = getattr(importlib.import_module(home), name)
+        if cls is owner or issubclass(cls, found):
+            return found if cls is owner else cls
+        return type(cls.__name__, (cls, found), {"__module__": cls.__module__})
+
+    @classmethod
+    def declared(cls, what: str, task: Task) -> Any:
         """`passes_per_image`, `checked_with` or `exempt` on a model of this task."""
-        own = getattr(cls, what)
-        return cls.on_segmentation.get(what, own) if task == "segmentation" else own
+        own = getattr(cls.form(task), what)
+        if task != "segmentation" or what not in cls.on_segmentation:
+            return own
+        warnings.warn(
+            f"{cls.__name__} declares {what} in on_segmentation, which goes with the next release; "
+            "declare it in a subclass that segmentation_form names.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return cls.on_segmentation[what]
+
+    @property
+    def title(self) -> str:
+        """The name in messages: that of the class, of a segmentation form that of its method."""
+        kind = type(self)
+        methods = (c for c in kind.__mro__[1:] if issubclass(c, Method))
+        owner = next((c for c in methods if vars(c).get("segmentation_form")), kind)
+        return owner.__name__ if owner.form("segmentation") is kind else kind.__name__
 
     @property
     def device(self) -> torch.device:
@@ -277,12 +322,18 @@ class Method:
         kind = torch.optim.Adam if hp.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, hp.lr, hp.betas, weight_decay=hp.weight_decay)
 
-    def step(self, loss: Tensor, *, guard: bool = True) -> bool:
+    def step(self, loss: Tensor, *, guard: bool = True, least_norm: float = 0.0) -> bool:
         """Backward and one optimiser step; skipped and counted if loss or gradients are not finite.
 
-        Returns whether the step was taken. Without `guard` it always is.
+        A gradient of a norm below `least_norm` is rounding noise: no step is made of it, and none
+        is missed. Returns False if the update is to be left out as a whole.
         """
-        return self.backward(loss, guard=guard) and self.optimizer_step(guard=guard)
+        if not self.backward(loss, guard=guard):
+            return False
+        if least_norm and bool(self.gradient_norm() < least_norm):
+            self.optimizer_zero_grad()
+            return True
+        return self.optimizer_step(guard=guard)
 
     def backward(self, loss: Tensor, *, guard: bool = True) -> bool:
         """Add the gradient of `loss` to the parameters; False, and counted, if it is not finite."""
@@ -334,7 +385,7 @@ class Method:
     # -- how the base does it
 
     def _check_task(self) -> None:
-        name, task = type(self).__name__, self.model.task
+        name, task = self.title, self.model.task
         if task not in self.tasks:
             raise MethodError(
                 f"{name} is not defined for {task} and cannot serve {self.model.name}; it is a "

@@ -14,8 +14,8 @@ from ctta_bench.authoring.parity import collect, play
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.families import teaching
 from ctta_bench.parts.hog import oriented_gradients, patch_targets
+from ctta_bench.parts.views import passes
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, plain, snapshot, source_images, tensors
 
@@ -211,7 +211,7 @@ def test_other_scores_compare_logits_or_all_channels(score: str, values: int) ->
 def test_views_that_pass_together_have_the_same_variance(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teaching, "IMAGES_PER_PASS", together)
+    monkeypatch.setattr(passes, "IMAGES_PER_PASS", together)
     method = build("cmae", views=5, **DOUBLE)
     shades = iter((0.9, 0.8, 0.7, 0.6, 0.5))
     method.augment = lambda images, size: images * next(shades)

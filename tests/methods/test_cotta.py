@@ -12,7 +12,7 @@ from ctta_bench.errors import MethodError
 from ctta_bench.method import soft_cross_entropy, softmax_entropy
 from ctta_bench.methods import cotta as module
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.families import teaching
+from ctta_bench.parts.views import passes
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, pictures, plain, snapshot, tensors
 
@@ -233,7 +233,7 @@ def test_with_views_the_mean_of_their_logits_is_scored(network: str) -> None:
 def test_views_that_pass_together_give_the_same_mean(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teaching, "IMAGES_PER_PASS", together)
+    monkeypatch.setattr(passes, "IMAGES_PER_PASS", together)
     method = build("cotta", views=5, **DOUBLE)
     shades = iter((0.9, 0.8, 0.7, 0.6, 0.5))
     method.augment = lambda images, size: images * next(shades)
@@ -283,10 +283,10 @@ def test_the_whole_batchs_mean_confidence_decides_strictly() -> None:
     images = pictures(8)
     with torch.no_grad():
         confidence = build("cotta").anchor(images).softmax(1).amax(1).mean().item()
-    for threshold, passes in ((confidence, 3), (math.nextafter(confidence + 1e-6, 2), 2 + 4)):
+    for threshold, seen in ((confidence, 3), (math.nextafter(confidence + 1e-6, 2), 2 + 4)):
         method = build("cotta", views=4, confidence_threshold=threshold)
         method(images)
-        assert method.passes.forward_images == 8 * passes
+        assert method.passes.forward_images == 8 * seen
 
 
 def test_views_are_made_at_the_networks_input_size() -> None:

@@ -1,17 +1,14 @@
-"""Students of a teacher: what CoTTA, ViDA and Continual-MAE share.
+"""The base that students of a teacher had in 0.1.0, for plug-ins; it goes with the next release.
 
-Each predicts over random views of a batch, learns from the predictions of a teacher, takes no step
-on rounding noise, and sets a random share of its weights back to the source. On segmentation the
-views are those of segmentation/scales.py, and a teacher's labels are hard.
+CoTTA, ViDA and Continual-MAE are methods like others now, and call what they share.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.method.updates import (
     soft_cross_entropy,
@@ -21,17 +18,14 @@ from ctta_bench.method.updates import (
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.segmentation.scales import (
     View,
-    averaged,
-    confident,
+    check_hard_labels,
     hard_loss,
-    rescaled,
-    scaled_size,
-    seen_over,
-    where_sure,
+    labels_over_views,
 )
 from ctta_bench.parts.views.batch import random_view
+from ctta_bench.parts.views.passes import IMAGES_PER_PASS, Augment, at_least_float32, over_views
 
-IMAGES_PER_PASS = 64  # views of small batches go through a network together
+__all__ = ["IMAGES_PER_PASS", "StudentMethod", "at_least_float32"]
 
 
 class StudentMethod(Method):
@@ -46,22 +40,24 @@ class StudentMethod(Method):
     anchor: SourceModel
     restored: list[Tensor]
     source: list[Tensor]
-    augment: Callable[[Tensor, tuple[int, int] | None], Tensor] = staticmethod(random_view)
+    augment: Augment = staticmethod(random_view)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Warn that the base goes."""
+        super().__init_subclass__(**arguments)
+        warnings.warn(
+            f"{cls.__name__}: StudentMethod goes with the next release; derive from Method, as "
+            "methods/cotta.py does.",
+            FutureWarning,
+            stacklevel=2,
+        )
 
     def over_views(
         self, images: Tensor, see: Callable[[Tensor], Tensor], *, together: bool = True
     ) -> Iterator[Tensor]:
-        """What `see` gives for N random views, as [views, n, ...] of some views at a time.
-
-        Each view is one draw for the whole batch. `together` lets views of small batches share a
-        pass, where no image's result depends on the others of its pass.
-        """
-        at_once = max(1, IMAGES_PER_PASS // len(images)) if together else 1
-        size = self.model.preprocessing.size
-        for first in range(0, self.hp.views, at_once):
-            count = min(at_once, self.hp.views - first)
-            views = torch.cat([self.augment(images, size) for _ in range(count)])
-            yield see(views).unflatten(0, (count, -1))
+        """What `see` gives for N random views, as [views, n, ...] of some views at a time."""
+        size, views = self.model.preprocessing.size, self.hp.views
+        return over_views(images, see, views, size=size, augment=self.augment, together=together)
 
     @property
     def scored_model(self) -> SourceModel:
@@ -69,11 +65,7 @@ class StudentMethod(Method):
         return vars(self).get("teacher", self.model)
 
     def objective(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy of logits [n, classes] against a teacher's, a scalar.
-
-        With the loss "symmetric", half of it and half its reverse. On segmentation against the
-        teacher's most likely classes, at the size of its maps.
-        """
+        """Mean cross-entropy against a teacher's logits; of pixels against likeliest classes."""
         if self.segments:
             return hard_loss(logits, target)
         symmetric = self.hp.loss == "symmetric"
@@ -82,28 +74,19 @@ class StudentMethod(Method):
 
     def check_loss(self) -> None:
         """Raise MethodError for the loss "symmetric" on segmentation, whose labels are hard."""
-        if self.segments and self.hp.loss == "symmetric":
-            raise MethodError(
-                f"{type(self).__name__} learns hard labels on {self.model.name}, which segments: "
-                "there is no symmetric loss of them; set loss: cross_entropy."
-            )
+        if self.segments:
+            check_hard_labels(self.model, self.hp.loss, asked_by=self.title)
 
-    @torch.no_grad()
     def labelled(self, images: Tensor, views: Sequence[View]) -> tuple[Tensor, float]:
-        """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views.
-
-        Those of the plain view where the anchor's confidence is above the threshold, elsewhere of
-        the mean over the views; at the size that `output_scale` says.
-        """
-        scale, size = self.hp.output_scale, None
-        if scale is not None:
-            size = scaled_size((images.shape[-2], images.shape[-1]), scale)
-        over = averaged(seen_over(views, partial(rescaled, images), self.teacher, size))
-        sure = None
-        if len(views) > 1:
-            height, width = over.mean.shape[-2:]
-            sure = confident(self.anchor(images), (height, width), self.hp.confidence_threshold)
-        return where_sure(over, sure), over.variance
+        """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views."""
+        return labels_over_views(
+            images,
+            views,
+            self.teacher,
+            self.anchor,
+            scale=self.hp.output_scale,
+            threshold=self.hp.confidence_threshold,
+        )
 
     def remember_source(
         self, parameters: Iterable[Tensor], source: Iterable[Tensor] | None = None
@@ -115,18 +98,9 @@ class StudentMethod(Method):
 
     def learn(self, loss: Tensor) -> bool:
         """One step, or none on rounding noise; False if the update is to be left out as a whole."""
-        if not self.backward(loss):
-            return False
-        if not self.hp.faithful and bool(self.gradient_norm() < self.hp.min_gradient_norm):
-            self.optimizer_zero_grad()
-            return True
-        return self.optimizer_step()
+        least = 0.0 if self.hp.faithful else self.hp.min_gradient_norm
+        return self.step(loss, least_norm=least)
 
     def restore(self) -> None:
         """Set a random share p of the scalars of `restored` back to the source."""
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    """Values in float32, or in float64 where they are."""
-    return values if values.dtype == torch.float64 else values.float()

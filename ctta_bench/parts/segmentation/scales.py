@@ -6,6 +6,7 @@ more than a few maps of the labels' size are kept, whatever the number of views.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, MethodHyperparameters
+from ctta_bench.model import SourceModel
 
 # Nearest to the images' own size first: few views are the ones that see most.
 SCALES = (1.0, 1.25, 0.75, 1.5, 1.75, 0.5, 2.0)
@@ -147,6 +149,30 @@ def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
     return chosen.clamp_min_(torch.finfo(chosen.dtype).tiny).log_()
 
 
+@torch.no_grad()
+def labels_over_views(
+    images: Tensor,
+    views: Sequence[View],
+    teacher: SourceModel,
+    anchor: SourceModel,
+    *,
+    scale: float | None,
+    threshold: float,
+) -> tuple[Tensor, float]:
+    """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views.
+
+    Those of the plain view where the anchor's confidence is above the threshold, elsewhere of the
+    mean over the views; at `scale` times the size of the images, or that of the logits for None.
+    """
+    size = None if scale is None else scaled_size((images.shape[-2], images.shape[-1]), scale)
+    over = averaged(seen_over(views, partial(rescaled, images), teacher, size))
+    sure = None
+    if len(views) > 1:
+        height, width = over.mean.shape[-2:]
+        sure = confident(anchor(images), (height, width), threshold)
+    return where_sure(over, sure), over.variance
+
+
 def confident(logits: Tensor, size: Size, threshold: float) -> Tensor:
     """Where the largest probability is above a threshold, bool [n, 1, *size]."""
     return resized(logits, size).softmax(1).amax(1, keepdim=True) > threshold
@@ -159,3 +185,12 @@ def hard_loss(logits: Tensor, target: Tensor) -> Tensor:
     """
     height, width = target.shape[-2:]
     return cross_entropy(resized(logits, (height, width)), target.argmax(1))
+
+
+def check_hard_labels(model: SourceModel, loss: str, *, asked_by: str) -> None:
+    """Raise MethodError for the loss "symmetric" on segmentation, whose labels are hard."""
+    if loss == "symmetric":
+        raise MethodError(
+            f"{asked_by} learns hard labels on {model.name}, which segments: "
+            "there is no symmetric loss of them; set loss: cross_entropy."
+        )

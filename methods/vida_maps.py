@@ -1,0 +1,73 @@
+"""ViDA on segmentation (the method: vida.py).
+
+Nothing was released; the authors point to the code of CoTTA for ACDC, whose views, anchor
+and hard labels are taken here (without warm-up or restoration). U is that of the views'
+probabilities, which are the label's, too: predicted under the scales of the batch before. Key and
+value share their downward products, as the one layer that they are in the authors' SegFormer.
+"""
+
+from torch import Tensor
+
+from ctta_bench.methods.vida import SHARE, ViDA, ViDALinear, inject_adapters
+from ctta_bench.parts.adapters.injection import RoleLayer
+from ctta_bench.parts.segmentation.scales import (
+    check_hard_labels,
+    first_views,
+    hard_loss,
+    labels_over_views,
+)
+
+
+class ViDAMaps(ViDA):
+    """On segmentation: CoTTA's views and hard labels; key and value share downward products."""
+
+    passes_per_image = (5, 1)  # three views, the anchor, the student; up to 14 views
+    checked_with = ViDA.checked_with | {"optimizer": "adam", "loss": "cross_entropy", "views": 3}
+
+    def setup(self) -> None:
+        """As on images, with an anchor and the views."""
+        check_hard_labels(self.model, self.hp.loss, asked_by="ViDA")
+        self.views = first_views(self.hp.views, asked_by="ViDA")
+        self.anchor = self.frozen_copy()
+        super().setup()
+
+    def inject(self) -> list[ViDALinear]:
+        """Put the adapters in; a value layer takes the downward products of its key layer."""
+        hp = self.hp
+        found = inject_adapters(self.model, hp.rank_low, hp.rank_high, self.scales)
+        keys = {attention_of(layer): adapted for layer, adapted in found if layer.roles == "k"}
+        for layer, adapted in found:
+            if layer.roles == "v" and attention_of(layer) in keys:
+                adapted.share_down(keys[attention_of(layer)])
+        return [adapted for _, adapted in found]
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Labels over the views, which show the uncertainty, too; learn from them."""
+        target, variance = self.labels(images)
+        self.allot(SHARE * variance)
+        self.learn(images, target)
+        return target
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The teacher's log-probabilities over the views."""
+        return self.labels(images)[0]
+
+    def labels(self, images: Tensor) -> tuple[Tensor, float]:
+        """The teacher's log-probabilities [n, classes, H, W], and the variance over the views."""
+        return labels_over_views(
+            images,
+            self.views,
+            self.teacher,
+            self.anchor,
+            scale=self.hp.output_scale,
+            threshold=self.hp.confidence_threshold,
+        )
+
+    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [n, classes, h, w] against the most likely classes."""
+        return hard_loss(logits, target)
+
+
+def attention_of(layer: RoleLayer) -> str:
+    """The name of the module that holds a projection."""
+    return layer.name.rpartition(".")[0]
