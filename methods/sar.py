@@ -4,21 +4,36 @@ Official code: mr-eggplant/SAR. Differs from it, unless `faithful: true`: a reco
 the moving average and the optimiser's momentum, the threshold of the recovery is the configured
 one (theirs is always 0.2), and a batch without reliable images moves nothing (theirs still takes
 momentum steps). `faithful: mariodoebler` is the second implementation, which clears the average
-and heeds the threshold but shares the rest. Layers are skipped by position, not by name.
+and uses the threshold but shares the rest. Layers are skipped by position, not by name.
 
 On segmentation, for which nothing was published, pixels of the logits are the samples; the last of
 four stages stays frozen, and so does what follows. BatchNorm keeps the source's statistics.
 """
 
+import contextlib
 import math
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
+
+Reproduced = Literal["none", "official", "mariodoebler"]
+
+
+def named(typed: Any) -> Any:
+    """Whose faults are reproduced, for what is typed and recorded: false, true or a name."""
+    with contextlib.suppress(ValidationError):
+        return "official" if TypeAdapter(bool).validate_python(typed) else "none"
+    return typed  # a name
+
+
+def recorded(name: Reproduced) -> bool | Reproduced:
+    """The value in cell.yaml, as since 0.1.0."""
+    return name if name == "mariodoebler" else name == "official"
 
 
 @METHODS.register_module("sar")
@@ -42,8 +57,8 @@ class SAR(Method):
         skip_last_blocks: int | None = Field(
             None, ge=0, description="blocks whose norms stay frozen; a quarter if not given"
         )
-        faithful: bool | Literal["mariodoebler"] = Field(
-            False, description="reproduce the faults of the official code"
+        faithful: Annotated[Reproduced, BeforeValidator(named), PlainSerializer(recorded)] = Field(
+            "none", description="whose faults are reproduced; false: none, true: official"
         )
 
     def setup(self) -> None:
@@ -56,7 +71,8 @@ class SAR(Method):
         self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
         self.optimizer = self.build_optimizer()
         self.margin = self.hp.margin * math.log(self.model.num_classes)
-        self.threshold = 0.2 if self.hp.faithful is True else self.hp.recovery_threshold
+        official = self.hp.faithful == "official"
+        self.threshold = 0.2 if official else self.hp.recovery_threshold
         self.average: float | None = None
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -64,7 +80,7 @@ class SAR(Method):
         logits = self.model(images)
         entropy = self.entropy(logits)
         reliable = entropy < self.margin
-        guard = not self.hp.faithful
+        guard = self.hp.faithful == "none"
         if not self.backward(entropy[reliable].mean(), guard=guard):
             return logits
         self.ascend()
@@ -105,9 +121,9 @@ class SAR(Method):
             return
         average, momentum = self.average, self.optimizer.state_dict()
         self.reset()
-        if self.hp.faithful:
+        if self.hp.faithful != "none":
             self.optimizer.load_state_dict(momentum)
-        if self.hp.faithful is True:
+        if self.hp.faithful == "official":
             self.average = average
 
 

@@ -7,6 +7,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from ctta_bench.config.validation import validate
+from ctta_bench.errors import ConfigError
 from ctta_bench.method import Method, softmax_entropy
 from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
@@ -257,3 +259,31 @@ def test_the_last_stage_of_a_resnet_is_left_out_and_its_stem_is_not() -> None:
     assert not any(name.startswith("layer4") for name in adapted)
     assert any(name.startswith("layer3") for name in adapted)
     assert any(not name.startswith("layer") for name in adapted)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "recorded"),
+    [
+        (False, "none", False),
+        (True, "official", True),
+        ("true", "official", True),
+        ("none", "none", False),
+        ("official", "official", True),
+        ("mariodoebler", "mariodoebler", "mariodoebler"),
+    ],
+)
+def test_whose_faults_are_reproduced_has_a_name_and_is_recorded_as_ever(
+    typed: Any, name: str, recorded: Any
+) -> None:
+    kind = METHODS.get("sar").Hyperparameters
+    hp = kind(faithful=typed)
+    assert hp.faithful == name
+    assert hp.record()["faithful"] == recorded
+    assert type(hp.record()["faithful"]) is type(recorded)
+    assert kind(**hp.record()) == hp
+
+
+def test_other_faults_are_refused_in_a_sentence() -> None:
+    wrong = {"faithful": "theirs"}
+    with pytest.raises(ConfigError, match="'theirs': input should be 'none', 'official' or"):
+        validate(METHODS.get("sar").Hyperparameters, wrong, "method sar")
