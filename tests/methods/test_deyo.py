@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ctta_bench.method import softmax_entropy
-from ctta_bench.model import SourceModel
-from ctta_bench.parts.views.destruction import (
+from ctta_bench.methods.deyo import (
     draw_orders,
     reordered_blocks,
     reordered_pixels,
     without_the_middle,
 )
+from ctta_bench.model import SourceModel
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, make, pictures, plain, snapshot, tensors
 

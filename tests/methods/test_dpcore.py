@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ctta_bench.errors import MethodError
+from ctta_bench.methods.dpcore import PromptCores, moments
 from ctta_bench.parts.prompts.class_token import prompted
-from ctta_bench.parts.prompts.cores import PromptCores, moments
 from tests.methods import build, changed, pictures, source_images, tensors
 
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}

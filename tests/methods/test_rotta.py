@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.method import Method, soft_cross_entropy
-from ctta_bench.methods.rotta import Item
+from ctta_bench.methods.rotta import Item, RobustNorm
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.norms import RobustNorm
 from ctta_bench.registry import METHODS
 from tests.methods import build, changed, pictures, plain, snapshot, tensors, toy
 

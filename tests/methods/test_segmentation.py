@@ -16,8 +16,8 @@ from ctta_bench.authoring.compatibility import pair
 from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
+from ctta_bench.methods.dept_maps import among_prompts
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.prompts.prefix import among_prompts
 from ctta_bench.parts.segmentation.dropping import dropouts_of
 from ctta_bench.parts.segmentation.masked import by_group, of_places, whole_groups
 from ctta_bench.parts.source.moments import place_statistics

@@ -1,1 +1,1 @@
-"""Random views of images, and images changed on purpose."""
+"""Random views of images, and predictions over them."""
