@@ -1,6 +1,6 @@
 """METHODS, BENCHMARKS, MODELS: names that users type, found without importing what is not used.
 
-TABLES and FIGURES are what a report consists of.
+METRICS and MEASURES are what is scored, TABLES and FIGURES what a report consists of.
 Entries are written as usual in mmengine, `@METHODS.register_module("tent")` on a class or function.
 A registry first reads the source files of its package as text, so that `ctta-bench list` needs
 neither torch nor mmengine; the module of an entry is imported when the entry is built.
@@ -225,7 +225,10 @@ TABLES = Registry(
 FIGURES = Registry(
     "figure", "FIGURES", "ctta_bench.analysis.figures", "ctta_bench.analysis.paper", plain=True
 )
-REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES)
+# What a task is scored by, under the task's name, and measures of classification beside the error.
+METRICS = Registry("metric", "METRICS", "ctta_bench.scoring", plain=True)
+MEASURES = Registry("measure", "MEASURES", "ctta_bench.scoring", plain=True)
+REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES, METRICS, MEASURES)
 
 _plugins: dict[str, ModuleType] = {}
 # What other people's code raises at import when it is wrong (pydantic's errors are among these).

@@ -14,18 +14,23 @@ MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
 MAX_WINDOW = 50  # batches
 
 
-def curves(found: Sequence[Row], of: str = "n") -> tuple[pd.DataFrame, int | None]:
+def curves(
+    found: Sequence[Row], of: str = "n", factor: float = 100
+) -> tuple[pd.DataFrame, int | None]:
     """The curves of all rows, one below the other, and the window of the average in batches.
 
     Columns: method (the row's label), batch, round, domain, band (number of the domain along the
     stream), images (seen so far), n, errors, of (the images or pixels that the key `of` of
-    batches.jsonl counts), error and smoothed (%), resets. The average spans the last `window`
-    batches and never crosses the border of a domain. With more than MAX_BANDS domains the window is
-    None, and the average is that of the whole round.
+    batches.jsonl counts), error and smoothed (`factor` times errors by `of`: in %), resets. The
+    average spans the last `window` batches and never crosses the border of a domain. With more than
+    MAX_BANDS domains the window is None, and the average is that of the whole round.
     """
-    means = [_mean_batches(row, of) for row in found]
+    means = [_mean_batches(row, of, factor) for row in found]
     window = _window(means[0])
-    return pd.concat([curve.assign(smoothed=_smoothed(curve, window)) for curve in means]), window
+    return (
+        pd.concat([c.assign(smoothed=_smoothed(c, window, factor)) for c in means]),
+        window,
+    )
 
 
 def has_all_batches(row: Row, runs: Runs) -> bool:
@@ -50,7 +55,7 @@ def window_text(window: int | None) -> str:
     return "each batch" if window == 1 else f"mean of the last {window} batches in the domain"
 
 
-def _mean_batches(row: Row, of: str) -> pd.DataFrame:
+def _mean_batches(row: Row, of: str, factor: float) -> pd.DataFrame:
     """A row's batches, averaged over its seeds: errors and images per batch, and the domain."""
     frames = []
     for path in row.finished["path"]:
@@ -64,7 +69,7 @@ def _mean_batches(row: Row, of: str) -> pd.DataFrame:
     same = ["round", "domain"]
     curve["band"] = (curve[same] != curve[same].shift()).any(axis=1).cumsum()
     curve["images"] = curve["n"].cumsum()
-    curve["error"] = 100 * curve["errors"] / curve["of"]
+    curve["error"] = factor * curve["errors"] / curve["of"]
     curve["method"] = row.label
     return curve
 
@@ -77,7 +82,7 @@ def _window(curve: pd.DataFrame) -> int | None:
     return int(np.clip(float(sizes.median()) // 6, 1, MAX_WINDOW))
 
 
-def _smoothed(curve: pd.DataFrame, window: int | None) -> "pd.Series[float]":
+def _smoothed(curve: pd.DataFrame, window: int | None, factor: float) -> "pd.Series[float]":
     """Errors in %: over the last `window` batches of the same domain, or over the round."""
     counts = ["errors", "of"]
     if window is None:
@@ -85,5 +90,5 @@ def _smoothed(curve: pd.DataFrame, window: int | None) -> "pd.Series[float]":
     else:
         rolling = curve.groupby("band")[counts].rolling(window, min_periods=1).sum()
         sums = rolling.reset_index(level=0, drop=True)
-    share: pd.Series[float] = 100 * sums["errors"] / sums["of"]
+    share: pd.Series[float] = factor * sums["errors"] / sums["of"]
     return share

@@ -14,8 +14,7 @@ from matplotlib.patches import Patch
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.palette import colours_of
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.confusion import read_segmented
-from ctta_bench.analysis.read.predictions import read_arrays
+from ctta_bench.analysis.read.predictions import read_arrays, read_segmented
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.table import safe_name

@@ -35,7 +35,7 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
     if not found:
         return []
     metric = metric_of(runs)
-    drawn, window = curves(found, metric.of)
+    drawn, window = curves(found, metric.of, metric.factor)
     with canvas.drawing():
         figure = canvas.figure((10, 4.4 if len(found) <= 8 else 6), 2.4)
         axes = figure.subplots()
@@ -54,7 +54,9 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
             title="mean over seeds" if any(len(row.values) > 1 for row in found) else None,
         )
         axes.set_xlabel("images seen")
-        axes.set_ylabel(canvas.narrow(f"{metric.mistakes} in % ({window_text(window)})"))
+        axes.set_ylabel(
+            canvas.narrow(f"{metric.mistakes} in {metric.unit} ({window_text(window)})")
+        )
         canvas.title(figure, title(runs))
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
         # How many batches the average spans; none where it is that of the round.

@@ -14,6 +14,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows, short_names
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
+from ctta_bench.record.schema import RESULTS_TABLE_FILE
 from ctta_bench.registry import TABLES
 
 PAPER = "paper"
@@ -208,7 +209,7 @@ def _text(value: float) -> str:
 @functools.cache
 def reference() -> pd.DataFrame:
     """Every number of the paper's result tables; the columns are in analysis/reference."""
-    return pd.read_csv(_REFERENCE / "reference_results.csv", dtype={"round": str})
+    return pd.read_csv(_REFERENCE / f"reference_{RESULTS_TABLE_FILE}", dtype={"round": str})
 
 
 def cost_reference() -> pd.DataFrame:

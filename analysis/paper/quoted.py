@@ -12,7 +12,7 @@ from ctta_bench.analysis.paper.printed import (
     half_up,
     reference,
 )
-from ctta_bench.analysis.read.measure import METRICS
+from ctta_bench.analysis.read.measure import metric_named, metric_names
 from ctta_bench.analysis.table.rows import short_names
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two, signed
 
@@ -55,7 +55,8 @@ def write_quoted(folder: Path) -> list[Path]:
 
 
 def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
-    metric = METRICS[next(m for m in part["metric"] if m in METRICS)]
+    names = metric_names().values()
+    metric = metric_named(next(name for name in part["metric"] if name in names))
     cells = part[part["metric"] == metric.name]
     domains = [domain for domain in dict.fromkeys(cells["domain"]) if domain != "mean"]
     numbers = PaperNumbers(cells, benchmark, domains, num_rounds=cells["round"].nunique())
@@ -88,7 +89,7 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
         ),
         footnotes=tuple(numbers.errata(list(dict.fromkeys(cells["method"])))),
         spans=spans,
-        unit=f"{metric.symbol} %",
+        unit=metric.head,
     )
 
 

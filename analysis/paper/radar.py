@@ -14,6 +14,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
 from ctta_bench.registry import FIGURES
+from ctta_bench.scoring.metric import Metric
 
 MIN_DOMAINS = 3  # fewer make no polygon
 
@@ -56,7 +57,7 @@ def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
         bars = figure.add_subplot(*grid, 1 + has_radar)
         if has_radar:
             radar = figure.add_subplot(*grid, 1, projection="polar")
-            _draw_radar(radar, found, names, metric_of(runs).symbol)
+            _draw_radar(radar, found, names, metric_of(runs))
         _draw_means(bars, found, canvas)
         bars.set_xlabel(canvas.narrow(f"mean {metric_of(runs).text}"))
         if has_radar:
@@ -80,7 +81,7 @@ def _style(name: str, row: Row, number: int) -> tuple[str, bool]:
 
 
 def _draw_radar(
-    axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str], symbol: str
+    axes: Axes, found: Sequence[tuple[str, Row]], names: Sequence[str], metric: Metric
 ) -> None:
     angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
     closed = np.append(angles, angles[0])
@@ -102,7 +103,7 @@ def _draw_radar(
     axes.set_xticks(angles, names, fontsize="small")
     axes.tick_params(axis="x", pad=6)
     axes.set_ylim(0, None)
-    axes.set_title(f"{symbol} in % by domain", fontsize="medium", pad=14)
+    axes.set_title(f"{metric.symbol} in {metric.unit} by domain", fontsize="medium", pad=14)
     axes.grid(color="#DDDDDD")
 
 

@@ -23,6 +23,7 @@ from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_fold
 from ctta_bench.record.bulk import uncollected
 from ctta_bench.record.find import find_cells
 from ctta_bench.record.schema import BATCHES_FILE, BatchLine
+from ctta_bench.registry import load_plugin, loaded_plugins
 
 # fmt: off
 RESULT_COLUMNS = [
@@ -124,11 +125,21 @@ def _reader(
         return
     # Not forked: this process may have threads. The child imports no pandas.
     with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=gc.disable
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=_begin_reading,
+        initargs=(sorted(loaded_plugins()),),
     ) as pool:
         yield functools.partial(
             pool.map, read_folder, chunksize=max(1, min(_AT_ONCE, count // (8 * workers)))
         )
+
+
+def _begin_reading(plugins: Sequence[str]) -> None:
+    """In each process: metrics may be of plug-ins, and what is read goes as a whole."""
+    gc.disable()
+    for plugin in plugins:
+        load_plugin(plugin)
 
 
 def _add(

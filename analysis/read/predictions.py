@@ -1,19 +1,24 @@
 """predictions.npz of a cell: arrays with an entry for each scored image, in stream order."""
 
+import contextlib
 import functools
 import io
 import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ctta_bench.errors import RunError
 from ctta_bench.record.read import UnusableCellError, read_bytes
 from ctta_bench.record.schema import PREDICTIONS_FILE
+from ctta_bench.scoring.confusion import SegmentedImages
+from ctta_bench.scoring.miou import Miou
 
 # What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
 # an unknown compression, RuntimeError; a flipped shape as too much memory).
@@ -32,16 +37,38 @@ _DAMAGE = (
 )
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, and the lengths of name and extra field
 _ENCRYPTED = 0x1  # of the flags
-_AXES = {"confusion": 3}  # of the others one
+_VISIT = {"domain": 1, "round": 1}
 
 
-def read_predictions(folder: Path, *names: str) -> list[npt.NDArray[Any]]:
-    """The named arrays of predictions.npz, equally long, or UnusableCellError."""
-    arrays = read_arrays(folder, PREDICTIONS_FILE, *names)
-    wanted = [_AXES.get(name, 1) for name in names]
-    if [a.ndim for a in arrays] != wanted or len({len(a) for a in arrays}) != 1:
+def read_predictions(folder: Path, axes: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of predictions.npz by name, with so many axes each; `domain` and `round` with them.
+
+    They are equally long; UnusableCellError for what is not.
+    """
+    axes = {**axes, **_VISIT}
+    arrays = dict(zip(axes, read_arrays(folder, PREDICTIONS_FILE, *axes), strict=True))
+    is_shaped = all(array.ndim == axes[name] for name, array in arrays.items())
+    if not is_shaped or len({len(array) for array in arrays.values()}) != 1:
         raise UnusableCellError(f"corrupted: the arrays of {PREDICTIONS_FILE} differ in length")
     return arrays
+
+
+def read_segmented(folder: Path) -> SegmentedImages:
+    """The images of a finished cell of segmentation, or UnusableCellError."""
+    metric = Miou()
+    with contradictions_make_unusable():
+        return metric.images(read_predictions(folder, metric.arrays))
+
+
+@contextlib.contextmanager
+def contradictions_make_unusable() -> Iterator[None]:
+    """What a metric cannot count makes a cell unusable."""
+    try:
+        yield
+    except UnusableCellError:
+        raise
+    except RunError as error:
+        raise UnusableCellError(str(error)) from error
 
 
 def read_arrays(folder: Path, file: str, *names: str) -> list[npt.NDArray[Any]]:

@@ -3,7 +3,7 @@
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,10 +11,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.read.counting import Count, Key, count_errors, count_pixels
 from ctta_bench.analysis.read.measure import metric_named
-from ctta_bench.record.read import UnusableCellError, check_schema, read_json, wrong_content
+from ctta_bench.analysis.read.predictions import contradictions_make_unusable, read_predictions
+from ctta_bench.record.read import (
+    UnusableCellError,
+    check_schema,
+    read_json,
+    wrong_content,
+)
 from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE, RESULT_FILE
+from ctta_bench.scoring.measures import Measure, all_measures
+from ctta_bench.scoring.metric import Count, Key, Metric, visits
 
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 _NOT_VALUES = {"domain", "n", "errors", "pixels"}
@@ -57,9 +64,11 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
             for part in result["rounds"]
             for entry in part["domains"]
         }
-        counts = _RECOUNTS[metric.name](folder, cell["domains"], result)
+        counts = _counts(folder, cell, result, metric, reported)
         _check_counts(reported, counts)
-        _check_values(reported, counts, metric.name)
+        _check_values(reported, counts, metric.name, metric.unit)
+        for measure in _recounted(reported):
+            _check_values(reported, counts, measure.name)
         _check_mean(result)
         values = _values(reported, counts)
         return Result(
@@ -100,10 +109,31 @@ def _check_identity(result: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
         )
 
 
-_RECOUNTS: Mapping[str, Callable[[Path, Sequence[str], Mapping[str, Any]], dict[Key, Count]]] = {
-    "error": count_errors,
-    "miou": count_pixels,
-}
+def _counts(
+    folder: Path,
+    cell: Mapping[str, Any],
+    result: Mapping[str, Any],
+    metric: Metric,
+    reported: Mapping[Key, dict[str, Any]],
+) -> dict[Key, Count]:
+    """What predictions.npz gives: the metric, and measures that are computed from it again."""
+    measures = _recounted(reported)
+    beside = {name: 1 for measure in measures for name in measure.arrays}
+    arrays = read_predictions(folder, {**beside, **metric.arrays})
+    with contradictions_make_unusable():
+        counts = metric.count(arrays, cell["domains"], result)
+        if measures:
+            for step, position, name in visits(arrays["round"], arrays["domain"], cell["domains"]):
+                here = (arrays["round"] == step) & (arrays["domain"] == position)
+                rows = np.flatnonzero(here)
+                counts[step, name].values.update({m.name: m.value(arrays, rows) for m in measures})
+    return counts
+
+
+def _recounted(reported: Mapping[Key, dict[str, Any]]) -> list[Measure]:
+    """The measures of a result that are computed again."""
+    first = next(iter(reported.values()), {})
+    return [m for m in all_measures() if m.recounted and m.name in first]
 
 
 def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:
@@ -123,16 +153,17 @@ def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, C
 
 
 def _check_values(
-    reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count], metric: str
+    reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count], name: str, unit: str = ""
 ) -> None:
+    after = f" {unit}" if unit else ""
     for key, entry in reported.items():
-        said, counted = entry[metric], counts[key].values[metric]
+        said, counted = entry[name], counts[key].values[name]
         if said is None and counted is None:
             continue
         if said is None or counted is None or not abs(said - counted) <= _ROUNDING:
             raise UnusableCellError(
                 f"contradictory: round {key[0]}, {key[1]}: {RESULT_FILE} gives "
-                f"{_article(metric)} {metric} of {said} %, its counts give {_two(counted)} %"
+                f"{_article(name)} {name} of {said}{after}, its counts give {_two(counted)}{after}"
             )
 
 

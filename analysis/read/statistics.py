@@ -1,7 +1,7 @@
 """Do two methods differ? A paired bootstrap over test images, and Holm's correction."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctta_bench.analysis.read.confusion import SegmentedImages, read_segmented
-from ctta_bench.analysis.read.predictions import read_predictions
+from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.analysis.read.predictions import read_predictions, read_segmented
 from ctta_bench.errors import RunError
 from ctta_bench.record.schema import PREDICTIONS_FILE
+from ctta_bench.scoring.confusion import SegmentedImages
+from ctta_bench.scoring.metric import Metric
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000
@@ -40,16 +42,17 @@ def paired_bootstrap(
 
     runs_a, runs_b: the finished cell folders of a method, one per seed. An image is an index
     within a domain; its repetitions in rounds and seeds stay together. Domains weigh equally.
-    `error`: the correctness of an image is averaged over rounds and seeds before it is drawn.
-    `miou`: the confusion matrices of the drawn images are summed, and each domain's mIoU is
-    computed anew for each round and seed. p is two-sided: twice the share of resamples on the wrong
-    side of zero, with one added to both counts. It says how sure the difference is for other images
-    of the same kind, not for other seeds.
+    Of a mean over images (`error`) an image's value is averaged over rounds and seeds before it is
+    drawn. Of sums (`miou`) the confusion matrices of the drawn images are summed, and each domain's
+    mIoU is computed again for each round and seed. p is two-sided: twice the share of resamples on
+    the wrong side of zero, with one added to both counts. It says how sure the difference is for
+    other images of the same kind, not for other seeds.
 
     Raises RunError if the two did not see the same images.
     """
     generator = np.random.default_rng(seed)
-    difference, means = _RESAMPLED[metric](runs_a, runs_b, resamples, generator)
+    resampled = _resampled_sums if (of := metric_named(metric)).of_sums else _resampled_means
+    difference, means = resampled(of, runs_a, runs_b, resamples, generator)
     low, high = np.percentile(means, [2.5, 97.5])
     wrong_side = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     return PairedDifference(
@@ -86,14 +89,15 @@ def _check_same_images(
         )
 
 
-def _resampled_errors(
+def _resampled_means(
+    metric: Metric,
     runs_a: Sequence[Path | str],
     runs_b: Sequence[Path | str],
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[float, Floats]:
-    """The difference in error, and that of each resample, in points."""
-    errors_a, errors_b = _image_errors(runs_a), _image_errors(runs_b)
+    """The difference in a mean over images, and that of each resample, in points."""
+    errors_a, errors_b = _image_means(metric, runs_a), _image_means(metric, runs_b)
     _check_same_images(
         runs_a,
         runs_b,
@@ -101,11 +105,12 @@ def _resampled_errors(
         {domain: images for domain, (images, _) in errors_b.items()},
     )
     differences = [errors_a[domain][1] - errors_b[domain][1] for domain in sorted(errors_a)]
-    means = np.mean([_resampled_means(d, resamples, generator) for d in differences], axis=0)
-    return 100 * float(np.mean([d.mean() for d in differences])), 100 * means
+    means = np.mean([_drawn_means(d, resamples, generator) for d in differences], axis=0)
+    difference = metric.factor * float(np.mean([d.mean() for d in differences]))
+    return difference, metric.factor * means
 
 
-def _resampled_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
+def _drawn_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
     """[resamples] means of n images drawn with replacement from n.
 
     A difference takes few values, so a draw is how often each value comes: one multinomial.
@@ -116,32 +121,40 @@ def _resampled_means(difference: Floats, resamples: int, generator: np.random.Ge
     return means
 
 
-def _image_errors(runs: Sequence[Path | str]) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
-    """Per domain: the image numbers, sorted, and the share of wrong answers to each image."""
+def _image_means(
+    metric: Metric, runs: Sequence[Path | str]
+) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
+    """Per domain: the image numbers, sorted, and the mean of each over rounds and runs.
+
+    For the error that is the share of wrong answers.
+    """
     files = [Path(run) / PREDICTIONS_FILE for run in runs]
-    return _read_image_errors(
-        tuple(map(Path, runs)), tuple(f.stat().st_mtime_ns for f in files if f.exists())
+    return _read_image_means(
+        metric.name,
+        tuple(map(Path, runs)),
+        tuple(f.stat().st_mtime_ns for f in files if f.exists()),
     )
 
 
 @functools.lru_cache(maxsize=32)  # a method is compared with many others
-def _read_image_errors(
-    runs: tuple[Path, ...], _changed: tuple[int, ...]
+def _read_image_means(
+    metric: str, runs: tuple[Path, ...], _changed: tuple[int, ...]
 ) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
     parts: dict[int, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
     for run in runs:
-        for domain, index, wrong in _wrong_answers(run):
-            parts.setdefault(domain, []).append((index, wrong))
+        for domain, index, values in _image_values(metric_named(metric), run):
+            parts.setdefault(domain, []).append((index, values))
     return {domain: _share(part) for domain, part in parts.items()}
 
 
-def _wrong_answers(run: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    prediction, label, domain, index = read_predictions(
-        run, "prediction", "label", "domain", "index"
-    )
-    for position in np.unique(domain).tolist():
-        here = domain == position
-        yield position, index[here], prediction[here] != label[here]
+def _image_values(
+    metric: Metric, run: Path
+) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    arrays = read_predictions(run, {**metric.arrays, "index": 1})
+    values = metric.image_values(arrays)
+    for position in np.unique(arrays["domain"]).tolist():
+        here = arrays["domain"] == position
+        yield position, arrays["index"][here], values[here]
 
 
 def _share(
@@ -150,11 +163,12 @@ def _share(
     index = np.concatenate([part[0] for part in parts])
     wrong = np.concatenate([part[1] for part in parts])
     images, place, times = np.unique(index, return_inverse=True, return_counts=True)
-    # counts, not a running mean: equal shares must be equal bits for _resampled_means
+    # counts, not a running mean: equal shares must be equal bits for _drawn_means
     return images, np.bincount(place, weights=wrong, minlength=len(images)) / times
 
 
-def _resampled_mious(
+def _resampled_sums(
+    metric: Metric,
     runs_a: Sequence[Path | str],
     runs_b: Sequence[Path | str],
     resamples: int,
@@ -216,12 +230,3 @@ def _mean_of_present(values: Sequence[Floats]) -> Floats:
     sums = np.where(present, stacked, 0).sum(0)
     means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     return means
-
-
-_RESAMPLED: Mapping[
-    str,
-    Callable[
-        [Sequence[Path | str], Sequence[Path | str], int, np.random.Generator],
-        tuple[float, Floats],
-    ],
-] = {"error": _resampled_errors, "miou": _resampled_mious}

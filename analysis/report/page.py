@@ -18,6 +18,7 @@ from ctta_bench.analysis.table.rows import row_labels, rows
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
 from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, LOG_FILE
+from ctta_bench.scoring.metric import Metric
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 2000  # of a curve that is drawn in the browser
@@ -81,11 +82,10 @@ def _chart_script() -> Markup:
     return Markup(f"/*\n{licence}*/\n{script}")
 
 
-def stream_data(drawn: pd.DataFrame, mistakes: str) -> dict[str, Any]:
+def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
     """What the browser draws of a stream figure's numbers: x, a line per method, and domains.
 
-    drawn: the CSV of `stream_figure`. mistakes: what is drawn, in words. Long curves are thinned to
-    every k-th batch; `every` is k.
+    drawn: the CSV of `stream_figure`. Long curves are thinned to every k-th batch; `every` is k.
     """
     methods = list(dict.fromkeys(drawn["method"]))
     first = drawn[drawn["method"] == methods[0]]
@@ -116,7 +116,7 @@ def stream_data(drawn: pd.DataFrame, mistakes: str) -> dict[str, Any]:
             {"end": float(end), "domain": str(domain), "round": int(step) + 1}
             for end, domain, step in spans.itertuples(index=False)
         ],
-        "axis": f"{mistakes} in % ({window_text(window)})",
+        "axis": f"{metric.mistakes} in {metric.unit} ({window_text(window)})",
         "every": every,
     }
 

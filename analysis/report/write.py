@@ -153,7 +153,7 @@ def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: 
         cells=cell_pages(group),
         folded=folded,
         stream=next(
-            (stream_data(pd.read_csv(csv), metric_of(group).mistakes) for _, _, csv in streams),
+            (stream_data(pd.read_csv(csv), metric_of(group)) for _, _, csv in streams),
             None,
         ),
     )
@@ -188,16 +188,16 @@ def _in_base64(png: Path) -> str:
 
 def _headline(group: Runs, significance: Sequence[Table]) -> str:
     """The best method, and how it stands to source, as one sentence."""
-    found = rows(group)
+    found, metric = rows(group), metric_of(group)
     source = source_row(found)
     methods = [row for row in found if row is not source and not np.isnan(row.mean)]
     if not methods:
         return "No method has a complete result yet."
     best = methods[0]
-    text = f"{best.label} has the {metric_of(group).superlative}, {best.mean:.1f} %"
+    text = f"{best.label} has the {metric.superlative}, {metric.shown(best.mean)}"
     if source is None:
         return f"{text}. There is no complete source run to compare with."
-    text += f"; the source model without adaptation has {source.mean:.1f} %"
+    text += f"; the source model without adaptation has {metric.shown(source.mean)}"
     for table in significance:
         if best.label in table.frame.index:
             p = float(table.frame["p_holm"].to_dict()[best.label])

@@ -6,11 +6,10 @@ from typing import Any
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.counting import COLLAPSE_SHARE
 from ctta_bench.analysis.table.missing import listed, missing
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, short_names
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
-from ctta_bench.record.schema import RESULTS_TABLE_FILE
+from ctta_bench.scoring.metric import COLLAPSE_SHARE
 
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
 
@@ -149,7 +148,7 @@ def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
 
 def _absent(runs: Runs) -> Iterator[str]:
     """Domains whose labels lack classes that other domains of the same cells have."""
-    if metric_of(runs).name != "error":
+    if not metric_of(runs).absent:
         return
     most = runs.domains.groupby("cell")["classes"].transform("max")
     lacking = runs.domains[runs.domains["classes"] < most]
@@ -162,10 +161,7 @@ def _absent(runs: Runs) -> Iterator[str]:
         for name in short
         if name in fewest
     ]
-    yield (
-        f"Classes that occur, of {most.max()}: {listed(parts)}. Errors are over images; "
-        f"`class_error` in {RESULTS_TABLE_FILE} is the mean over the classes that occur."
-    )
+    yield f"Classes that occur, of {most.max()}: {listed(parts)}. {metric_of(runs).absent}"
 
 
 def collapsed_domains(runs: Runs, row: Row) -> set[str]:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.measure import METRICS, Metric
+from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.scoring.metric import Metric
 
 SOURCE = "source"
 _WARMUP, _LENGTHS = "warmup_", ("epochs", "iterations")
@@ -113,7 +114,7 @@ def source_row(found: Sequence[Row]) -> Row | None:
 
 def metric_of(runs: Runs) -> Metric:
     """The headline metric of a group: the same in all its cells, for they share a benchmark."""
-    return METRICS[str(runs.cells["metric"].iloc[0])]
+    return metric_named(str(runs.cells["metric"].iloc[0]))
 
 
 def domain_names(runs: Runs) -> list[str]:

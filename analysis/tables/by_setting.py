@@ -70,7 +70,7 @@ def _table(group: Runs, means: pd.DataFrame) -> Table:
             for line, label in enumerate(frame.index)
         ),
         footnotes=tuple(dict.fromkeys(_missing(means))),
-        unit=f"{metric.symbol} %",
+        unit=metric.head,
     )
 
 

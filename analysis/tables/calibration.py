@@ -1,6 +1,9 @@
-"""The calibration table: how far confidence and accuracy are apart, and two proper scores."""
+"""Measures beside the headline metric: calibration (ECE and two proper scores), and the others."""
+
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
@@ -9,38 +12,49 @@ from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.measures import all_measures
 
-_SCORES = {"ece": ("ECE %", 1), "nll": ("NLL", 3), "brier": ("Brier", 3)}  # head, decimals
+Floats = npt.NDArray[np.float64]
 
 
 @TABLES.register_module("calibration", place=90)
 def calibration_table(runs: Runs) -> Table | None:
-    """ECE, NLL and Brier score of each method of one group, or None where no cell has them.
+    """ECE, NLL and Brier score of each method of one group, or None where no cell has them."""
+    return _table(runs, "calibration", "Calibration")
+
+
+@TABLES.register_module("measures", place=95)
+def measures_table(runs: Runs) -> Table | None:
+    """The further measures of each method of one group, or None where no cell has any."""
+    return _table(runs, "measures", "Further measures")
+
+
+def _table(runs: Runs, name: str, title: str) -> Table | None:
+    """The measures that name this table, a column each.
 
     Means over domains, then rounds, then finished seeds, as the headline metric is averaged; one
     with a missing part is missing. The frame also holds the standard deviation over seeds.
     """
+    measures = [measure for measure in all_measures() if measure.table == name]
     found = in_axis_order([row for row in rows(runs) if len(row.values)])
-    known = runs.results[runs.results["metric"].isin(list(_SCORES))]
-    if not found or known.empty:
+    known = runs.results["metric"].isin([measure.name for measure in measures])
+    if not found or not known.any():
         return None
-    values = {name: [_seed_means(row, name, runs) for row in found] for name in _SCORES}
     frame = pd.DataFrame(index=[row.label for row in found])
-    for name, of_rows in values.items():
-        frame[name] = [float(seeds.mean()) for seeds in of_rows]
-        frame[f"{name}_std"] = [_deviation(seeds) for seeds in of_rows]
-    columns = [_entries(frame, name, decimals) for name, (_, decimals) in _SCORES.items()]
-    symbol = metric_of(runs).symbol
+    for measure in measures:
+        of_rows = [_seed_means(row, measure.name, runs) for row in found]
+        frame[measure.name] = [float(seeds.mean()) for seeds in of_rows]
+        frame[f"{measure.name}_std"] = [_deviation(seeds) for seeds in of_rows]
+    columns = [_entries(frame, measure.name, measure.decimals) for measure in measures]
     return Table(
-        name=f"{notes.table_name(runs)}-calibration",
+        name=f"{notes.table_name(runs)}-{name}",
         caption=(
-            f"Calibration: {notes.title(runs)}. Expected calibration error over 15 equal bins of "
-            "the largest softmax value, negative log-likelihood and Brier score of the scored "
-            f"predictions; lower is better. Averaged as the mean {symbol} is: over domains, rounds "
-            "and seeds. Best bold, second underlined."
+            f"{title}: {notes.title(runs)}. {_in_words([m.words for m in measures])}; lower is "
+            f"better. Averaged as the mean {metric_of(runs).symbol} is: over domains, rounds and "
+            "seeds. Best bold, second underlined."
         ),
         frame=frame,
-        header=("method", *(head for head, _ in _SCORES.values())),
+        header=("method", *(measure.head for measure in measures)),
         lines=tuple(
             (row.label, tuple(entries[line] for entries in columns))
             for line, row in enumerate(found)
@@ -48,7 +62,13 @@ def calibration_table(runs: Runs) -> Table | None:
     )
 
 
-def _seed_means(row: Row, score: str, runs: Runs) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _in_words(parts: Sequence[str]) -> str:
+    """`A, b and c`."""
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _seed_means(row: Row, score: str, runs: Runs) -> Floats:
     """[finished seeds] means of a score; NaN for a seed that lacks it somewhere."""
     wanted = len(domain_names(runs)) * int(runs.cells["rounds"].iloc[0])
     own = runs.results[
@@ -61,7 +81,7 @@ def _seed_means(row: Row, score: str, runs: Runs) -> "np.ndarray[tuple[int], np.
     return means.reindex(row.finished["cell"]).to_numpy(dtype=np.float64)
 
 
-def _deviation(seeds: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def _deviation(seeds: Floats) -> float:
     return float(seeds.std(ddof=1)) if len(seeds) > 1 else float("nan")
 
 

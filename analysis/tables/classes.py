@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.measure import CLASS_PREFIX
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, safe_name
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.miou import CLASS_PREFIX
 
 Floats = npt.NDArray[np.float64]
 

@@ -66,7 +66,7 @@ def main_table(runs: Runs) -> Table:
             frame,
             header=("method", *columns),
             lines=(),
-            unit=f"{metric_of(runs).symbol} %",
+            unit=metric_of(runs).head,
             footnotes=(*notes.footnotes(runs, found), *class_notes(runs)),
         ),
         found,

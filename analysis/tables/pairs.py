@@ -13,9 +13,9 @@ from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.errors import RunError
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import Metric
 
 MAX_METHODS = 12  # more make a table that nobody reads: then the best so many
-RESAMPLES = {"error": 10_000, "miou": 4_000}  # enough for p below LEVEL after correction
 LEVEL = 0.05
 
 
@@ -31,9 +31,7 @@ def pair_table(runs: Runs) -> Table | None:
     if len(found) < 3:
         return None
     metric = metric_of(runs)
-    compared = {
-        (a.label, b.label): _difference(a, b, metric.name) for a, b in combinations(found, 2)
-    }
+    compared = {(a.label, b.label): _difference(a, b, metric) for a, b in combinations(found, 2)}
     tested = {pair: result for pair, result in compared.items() if result is not None}
     if not tested:
         return None
@@ -59,7 +57,7 @@ def pair_table(runs: Runs) -> Table | None:
     )
 
 
-def _difference(a: Row, b: Row, metric: str) -> PairedDifference | None:
+def _difference(a: Row, b: Row, metric: Metric) -> PairedDifference | None:
     """Over the seeds both have; None where they have none or did not see the same images."""
     paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (a, b)]
     common = sorted(paths[0].keys() & paths[1].keys())
@@ -67,7 +65,7 @@ def _difference(a: Row, b: Row, metric: str) -> PairedDifference | None:
         return None
     ours, theirs = ([part[seed] for seed in common] for part in paths)
     try:
-        return paired_bootstrap(ours, theirs, metric=metric, resamples=RESAMPLES[metric])
+        return paired_bootstrap(ours, theirs, metric=metric.name, resamples=metric.resamples)
     except RunError:
         return None
 

@@ -90,7 +90,7 @@ def seed_table(runs: Runs) -> Table | None:
             (row.label, tuple(entries[line] for entries in columns))
             for line, row in enumerate(found)
         ),
-        unit=f"{metric.symbol} %",
+        unit=metric.head,
     )
 
 

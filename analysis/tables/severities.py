@@ -67,7 +67,7 @@ def _table(members: list[Runs]) -> Table:
             (str(label), tuple(entries[line] for entries in columns))
             for line, label in enumerate(frame.index)
         ),
-        unit=f"{metric.symbol} %",
+        unit=metric.head,
     )
 
 

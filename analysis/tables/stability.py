@@ -7,12 +7,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.measure import Metric
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import Metric
 
 CLEAN = "clean"  # the domain of the uncorrupted test images, where a stream has one
 

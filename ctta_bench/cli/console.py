@@ -5,6 +5,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.names import late
 from ctta_bench.record.schema import CellRecord, ResultRecord
 
@@ -15,10 +16,10 @@ __getattr__ = late("ctta_bench.cli", "progress")
 def result_table(result: ResultRecord) -> Table:
     """A result's errors or mIoU by domain, one column a round."""
     metric, table = result["metric"], Table()
-    title = {"miou": "mIoU"}.get(metric, metric)
+    head = metric_named(metric).head
     table.add_column("domain")
     for entry in result["rounds"]:
-        table.add_column(f"{title} % (round {entry['round'] + 1})", justify="right")
+        table.add_column(f"{head} (round {entry['round'] + 1})", justify="right")
     for rows in zip(*(entry["domains"] for entry in result["rounds"]), strict=True):
         table.add_row(rows[0]["domain"], *(_percent(row[metric]) for row in rows))
     table.add_section()

@@ -1,7 +1,7 @@
 """What a terminal shows while something runs: a bar, or single lines where nobody watches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ctta_bench.record.schema import BatchLine, CellRecord, ResultRecord
+from ctta_bench.analysis.read.measure import metric_named, metric_of_task
+from ctta_bench.record.schema import CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
 
 
@@ -70,17 +71,19 @@ class ConsoleProgress(Logger):
         task = self._task(total)
         self.bar.reset(task, total=total, completed=done, description=self.name)
         self.errors = self.images = self.scored = 0
+        self.metric = metric_named(metric_of_task(cell["benchmark"]))
         self.began = time.monotonic()
 
-    def batch(self, record: BatchLine) -> None:
+    def batch(self, record: Mapping[str, Any]) -> None:
         """Move the bar by one batch."""
         self.errors += record["errors"]
-        self.scored += record.get("pixels", record["n"])
+        self.scored += record[self.metric.of]
         self.images += record["n"]
         if self.bar.disable or self.task is None:
             return
         rate = self.images / max(time.monotonic() - self.began, 1e-9)
-        error = f"error {100 * self.errors / max(1, self.scored):.1f} %"
+        mean = self.metric.factor * self.errors / max(1, self.scored)
+        error = f"error {self.metric.shown(mean)}"
         facts = f"{record['domain']}  {error}  {rate:.{0 if rate >= 10 else 1}f} img/s"
         self.bar.update(self.task, advance=1, facts=facts)
 

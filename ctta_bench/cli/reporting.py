@@ -38,6 +38,7 @@ def report(
     columns: Annotated[
         int | None, typer.Option(help="Figures 1 or 2 columns of a paper wide (3.25, 6.75 in).")
     ] = None,
+    plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
     """Write tables, figures and one HTML page from finished runs, and print the tables.
@@ -45,6 +46,7 @@ def report(
     Example: `ctta-bench report runs/quickstart`
     """
     as_json = check_format(format)
+    load_plugins(plugin)
     if paper:
         if directory is not None or against is not None:
             raise ConfigError("report --paper: takes neither a folder of runs nor --against.")

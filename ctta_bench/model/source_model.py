@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ctta_bench.model.preprocessing import Preprocessing, Regime, recorded_prepr
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (nn.LayerNorm, nn.GroupNorm, *BATCH_NORMS, *INSTANCE_NORMS)
-Task = Literal["classification", "segmentation"]
+Task = str  # "classification", "segmentation", or another entry of METRICS
 
 
 @dataclass

@@ -279,7 +279,7 @@ def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress
     found = {
         "schema_version": SCHEMA_VERSION,
         "cell": cell_id,
-        "metric": scorer.metric,
+        "metric": scorer.metric.name,
         "mean": mean_of(rounds),
         "rounds": rounds,
         **scorer.facts(rounds),

@@ -14,12 +14,11 @@ from ctta_bench.config.cell import Cell, model_options
 from ctta_bench.errors import DataError
 from ctta_bench.method import Method
 from ctta_bench.model import BATCH_NORMS, SourceModel
-from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.registry import BENCHMARKS, METHODS, METRICS
 from ctta_bench.run.environment import usable_cores
 from ctta_bench.run.source_cache import SourceCache, fingerprint_of
 from ctta_bench.scoring.base import Scorer, SourceCheck
-from ctta_bench.scoring.classification import ErrorScorer
-from ctta_bench.scoring.segmentation import MiouScorer
+from ctta_bench.scoring.metric import Metric
 from ctta_bench.source_models.shared import Models
 from ctta_bench.stream import (
     Benchmark,
@@ -137,10 +136,9 @@ def open_cell(
 
 
 def scorer_of(benchmark: Benchmark) -> Scorer:
-    """The metric of a benchmark's task."""
-    if benchmark.task == "segmentation":
-        return MiouScorer(benchmark.num_classes, benchmark.class_names)
-    return ErrorScorer()
+    """What scores a benchmark: the metric registered under the name of its task."""
+    metric: Metric = METRICS.get(benchmark.task)()
+    return metric.scorer(benchmark.num_classes, benchmark.class_names)
 
 
 def notes(method: Method, settings: StreamSettings, source: SourceData | None = None) -> list[str]:

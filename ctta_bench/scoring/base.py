@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from ctta_bench.scoring.metric import Arrays, Metric
 from ctta_bench.stream import Batch
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,25 @@ class SourceCheck:
 
 
 class Scorer(ABC):
-    """A task's metric: it scores batches, joins what it kept of them, and sums them up."""
+    """What scores a metric's batches on their device, and keeps what they are summed up from."""
 
-    metric: ClassVar[str]
-    checked_images: ClassVar[int]  # source images that a model is tried on
-    at_once: ClassVar[int]  # of these in one pass
+    checked_images: ClassVar[int] = 256  # source images that a model is tried on
+    at_once: ClassVar[int] = 64  # of these in one pass
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
 
     @abstractmethod
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
         """What is kept of each image of a batch: arrays [n, ...]."""
 
-    @abstractmethod
-    def figures(self, scores: Arrays) -> dict[str, int]:
-        """What a batch's line in batches.jsonl tells of these scores."""
+    def figures(self, scores: Arrays) -> dict[str, int | float]:
+        """What a batch's line in batches.jsonl says of these scores: the sum over its images."""
+        return {"errors": self.metric.image_values(scores).sum().item()}
 
-    @abstractmethod
     def joined(self, arrays: Arrays) -> Any:
         """The arrays of a stream as a record of named ones, for users of `ctta_bench.api`."""
+        return SimpleNamespace(**arrays)
 
     def frames(self, batch: Batch, logits: Tensor, kept: Sequence[Arrays]) -> list[Arrays]:
         """Pictures of a batch to keep beside those that are kept already."""
@@ -53,23 +55,25 @@ class Scorer(ABC):
         """The arrays of pictures.npz; {}: there is none."""
         return {}
 
-    @abstractmethod
     def summarise(
         self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
     ) -> list[dict[str, Any]]:
         """The `rounds` of result.json; severity int8 [n]."""
+        return self.metric.rounds_of(arrays, domains)
 
     def facts(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What result.json tells besides."""
         return {}
 
-    @abstractmethod
     def words(self, mean: float | None) -> str:
-        """The mean as a user reads it."""
+        """The mean as a user reads it: `mean error 12.34 %`."""
+        return f"mean {self.metric.symbol} {self.metric.shown(mean, decimals=2)}"
 
-    @abstractmethod
-    def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
-        """Judge logits and labels of source images."""
+    def check(
+        self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int
+    ) -> SourceCheck | None:
+        """Judge logits and labels of source images; None: the metric has no such check."""
+        return None
 
 
 def mean_of(rounds: Sequence[dict[str, Any]]) -> float | None:

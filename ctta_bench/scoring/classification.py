@@ -1,6 +1,6 @@
-"""Scores of classification: error and calibration by domain and round, from per-image records."""
+"""Scores of classification: what is kept of each image, and how a model is checked."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
+from ctta_bench.scoring.error import Error
+from ctta_bench.scoring.measures import Measure, Outputs, all_measures
+from ctta_bench.scoring.measures import expected_calibration_error as expected_calibration_error
 
 
 @dataclass
@@ -33,27 +36,28 @@ class Scores:
 FIELDS = tuple(Scores.__dataclass_fields__)
 
 
-def score_batch(logits: Tensor, labels: Tensor) -> dict[str, np.ndarray]:
-    """Prediction, confidence, negative log-likelihood and Brier score of each image.
+def score_batch(
+    logits: Tensor, labels: Tensor, measures: Sequence[Measure] | None = None
+) -> dict[str, np.ndarray]:
+    """Prediction, label, confidence and the measures (default: all) of each image of a batch.
 
     logits [n, classes] on any device; labels int64 [n]. An image with non-finite logits counts as
-    wrong: its prediction is -1, its confidence 0.
+    wrong: its prediction is -1, its confidence 0, its measures are their worst.
     """
     logits = logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32))
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
     confidence, prediction = p.max(-1)
-    true = labels.view(-1, 1)
-    nll = -log_p.gather(1, true).squeeze(1)
-    brier = p.square().sum(-1) - 2 * p.gather(1, true).squeeze(1) + 1
     valid = torch.isfinite(logits).all(-1)
+    outputs = Outputs(logits, labels, log_p, p)
     values = {
         "prediction": torch.where(valid, prediction, -1).int(),
         "label": labels.int(),
         "confidence": torch.where(valid, confidence, 0.0).float(),
-        "nll": torch.where(valid, nll, torch.inf).float(),
-        "brier": torch.where(valid, brier, 2.0).float(),
     }
+    for measure in all_measures() if measures is None else measures:
+        if not measure.needs:
+            values[measure.name] = torch.where(valid, measure.score(outputs), measure.worst).float()
     return {name: value.numpy() for name, value in values.items()}
 
 
@@ -64,74 +68,52 @@ def summarise(
 
     severity int8 [n]: if there are several, each round also has its mean at each of them.
     """
-    rounds = []
-    for number in np.unique(scores.round):
-        by_domain = []
-        for d, name in enumerate(domains):
-            rows = np.flatnonzero((scores.round == number) & (scores.domain == d))
-            if len(rows):
-                by_domain.append({"domain": name, **_domain_metrics(scores, rows)})
-        mean = float(np.mean([entry["error"] for entry in by_domain]))
-        entry = {"round": int(number), "mean": mean, "domains": by_domain}
-        if severity is not None and len(np.unique(severity)) > 1:
-            entry["severities"] = _by_severity(scores, scores.round == number, severity)
-        rounds.append(entry)
-    return rounds
+    return ErrorScorer().summarise(vars(scores), domains, severity)
 
 
-def _by_severity(scores: Scores, chosen: np.ndarray, severity: np.ndarray) -> list[dict[str, Any]]:
+def _by_severity(
+    arrays: Arrays, chosen: np.ndarray, severity: np.ndarray, wrong: np.ndarray
+) -> list[dict[str, Any]]:
     """Mean error in % over domains at each severity, all visits to it together."""
     means = []
     for level in np.unique(severity[chosen]).tolist():
         here = chosen & (severity == level)
         by_domain = [
-            100 * float((~scores.correct[here & (scores.domain == d)]).mean())
-            for d in np.unique(scores.domain[here])
+            100 * float(wrong[here & (arrays["domain"] == d)].mean())
+            for d in np.unique(arrays["domain"][here])
         ]
         means.append({"severity": level, "n": int(here.sum()), "mean": float(np.mean(by_domain))})
     return means
 
 
-def _domain_metrics(scores: Scores, rows: np.ndarray) -> dict[str, Any]:
-    correct = scores.correct[rows]
-    errors = int((~correct).sum())
-    return {
-        "n": len(rows),
-        "errors": errors,
-        "error": 100 * errors / len(rows),
-        "ece": 100 * expected_calibration_error(scores.confidence[rows], correct),
-        "nll": _finite(scores.nll[rows].astype(np.float64).mean()),
-        "brier": float(scores.brier[rows].astype(np.float64).mean()),
-    }
-
-
 class ErrorScorer(Scorer):
     """Classification: the error in %, lower is better."""
 
-    metric = "error"
     checked_images, at_once = 256, 64
+    metric: Error
+
+    def __init__(self, metric: Error | None = None) -> None:
+        super().__init__(metric or Error())
 
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
-        """The first five arrays of `Scores`, as `score_batch` gives them."""
-        return score_batch(logits, labels)
-
-    def figures(self, scores: Arrays) -> dict[str, int]:
-        """Wrong images."""
-        return {"errors": int((scores["prediction"] != scores["label"]).sum())}
+        """The arrays of `Scores` but for the last three, and those of further measures."""
+        return score_batch(logits, labels, self.metric.measures)
 
     def joined(self, arrays: Arrays) -> Scores:
-        """The arrays as `Scores`."""
-        return Scores(**arrays)
+        """The arrays as `Scores`, without those of further measures."""
+        return Scores(**{name: arrays[name] for name in FIELDS})
 
     def summarise(
         self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
     ) -> list[dict[str, Any]]:
-        """`summarise` of all arrays of `Scores`."""
-        return summarise(Scores(**arrays), domains, severity)
-
-    def words(self, mean: float | None) -> str:
-        """`mean error 12.34 %`."""
-        return f"mean error {mean:.2f} %"
+        """The metric's rounds; of several severities also the mean at each."""
+        rounds = super().summarise(arrays, domains)
+        if severity is not None and len(np.unique(severity)) > 1:
+            wrong = self.metric.image_values(arrays)
+            for entry in rounds:
+                chosen = arrays["round"] == entry["round"]
+                entry["severities"] = _by_severity(arrays, chosen, severity, wrong)
+        return rounds
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
         """Near chance is what guessing reaches, up to four of its standard deviations.
@@ -143,19 +125,3 @@ class ErrorScorer(Scorer):
         limit = chance + 4 * (chance * (100 - chance) / count) ** 0.5
         words = f"is right on {accuracy:.1f} % of {count} source images"
         return SourceCheck(accuracy, accuracy < limit, chance, words)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None  # JSON knows no infinity
-
-
-def expected_calibration_error(
-    confidence: np.ndarray, correct: np.ndarray, bins: int = 15
-) -> float:
-    """Top-label calibration error in [0, 1] over equal bins of confidence (Guo et al., 2017).
-
-    torchmetrics computes the same (a test compares them), but takes seconds to import.
-    """
-    bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    gap = np.bincount(bin_of, weights=correct - confidence.astype(np.float64), minlength=bins)
-    return float(np.abs(gap).sum() / len(confidence))

@@ -1,8 +1,4 @@
-"""Scores of segmentation: a confusion matrix for each image, mIoU by domain and round.
-
-A class that occurs neither in a domain's labels nor in its predictions has no IoU and is no part of
-the mean; one that is only predicted counts as 0. Pixels labelled 255 count nowhere.
-"""
+"""Scores of segmentation: a confusion matrix for each image, and pictures of the first."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +11,8 @@ from torch.nn.functional import interpolate
 
 from ctta_bench.errors import DataError
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
+from ctta_bench.scoring.confusion import domain_metrics
+from ctta_bench.scoring.miou import Miou
 from ctta_bench.stream import Batch
 
 IGNORED = 255
@@ -68,31 +66,13 @@ def _cells(num_classes: int) -> int:
     return num_classes * (num_classes + 1)
 
 
-def domain_metrics(confusion: np.ndarray) -> dict[str, Any]:
-    """mIoU, IoU of each class and pixel accuracy in % of a confusion matrix int [K, K + 1].
-
-    None where nothing is there to be measured.
-    """
-    counts = confusion.astype(np.int64)
-    right, pixels = np.diagonal(counts), int(counts.sum())
-    union = counts.sum(1) + counts[:, :-1].sum(0) - right
-    iou = [100 * int(r) / int(u) if u else None for r, u in zip(right, union, strict=True)]
-    there = [value for value in iou if value is not None]
-    return {
-        "pixels": pixels,
-        "miou": float(np.mean(there)) if there else None,
-        "iou": iou,
-        "pixel_accuracy": 100 * int(right.sum()) / pixels if pixels else None,
-    }
-
-
 class MiouScorer(Scorer):
     """Segmentation: the mean intersection over union in %, higher is better."""
 
-    metric = "miou"
     checked_images, at_once = 8, 1
 
     def __init__(self, num_classes: int, class_names: Sequence[str] = ()) -> None:
+        super().__init__(Miou())
         self.num_classes = num_classes
         self.class_names = list(class_names) or [f"class {n}" for n in range(num_classes)]
 
@@ -107,7 +87,7 @@ class MiouScorer(Scorer):
             found.append(confusion_of(prediction, label, self.num_classes))
         return {"confusion": np.stack(found)}
 
-    def figures(self, scores: Arrays) -> dict[str, int]:
+    def figures(self, scores: Arrays) -> dict[str, int | float]:
         """Labelled pixels, and the wrong ones among them."""
         total = scores["confusion"].sum(0, dtype=np.int64)
         pixels = int(total.sum())
@@ -143,32 +123,11 @@ class MiouScorer(Scorer):
             found[key] = stack
         return found | {key: np.array([f[key] for f in frames]) for key in ("domain", "index")}
 
-    def summarise(
-        self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
-    ) -> list[dict[str, Any]]:
-        """mIoU by round and domain, from the sum of a domain's matrices."""
-        rounds = []
-        for number in np.unique(arrays["round"]):
-            by_domain = []
-            for d, name in enumerate(domains):
-                rows = np.flatnonzero((arrays["round"] == number) & (arrays["domain"] == d))
-                if len(rows):
-                    total = arrays["confusion"][rows].sum(0, dtype=np.int64)
-                    by_domain.append({"domain": name, "n": len(rows), **domain_metrics(total)})
-            means = [entry["miou"] for entry in by_domain if entry["miou"] is not None]
-            mean = float(np.mean(means)) if means else None
-            rounds.append({"round": int(number), "mean": mean, "domains": by_domain})
-        return rounds
-
     def facts(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The names of the classes, and a note on domains that could not be scored."""
         empty = {d["domain"]: 0 for r in rounds for d in r["domains"] if d["miou"] is None}
         note = f"no labelled pixel, and no part of the mean: {', '.join(empty)}"
         return {"classes": self.class_names} | ({"notes": [note]} if empty else {})
-
-    def words(self, mean: float | None) -> str:
-        """`mean mIoU 12.34 %`."""
-        return "mean mIoU n/a" if mean is None else f"mean mIoU {mean:.2f} %"
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
         """Near chance is what naming one class everywhere can reach.

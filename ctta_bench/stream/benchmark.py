@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ class Batch:
         return replace(self, images=self.images.pin_memory())
 
 
-Task = Literal["classification", "segmentation"]
+Task = str  # an entry of METRICS: "classification", "segmentation", or a plug-in's
 CLEAN = "clean"  # the domain of uncorrupted images, where there is one
 
 
@@ -137,10 +137,10 @@ class Benchmark(ABC):
 
     def facts(self) -> dict[str, Any]:
         """What a cell's record tells of the benchmark beside its settings."""
-        if self.task == "classification":
-            return {}
-        # Whole images, and logits that are brought to the labels' size before the argmax.
-        return {"task": self.task, "inference": "whole"}
+        if self.task == "segmentation":
+            # Whole images, and logits that are brought to the labels' size before the argmax.
+            return {"task": self.task, "inference": "whole"}
+        return {} if self.task == "classification" else {"task": self.task}
 
     def cache_folder(self) -> Path:
         """Where what was made from the data is kept: the data's root, or the user's cache."""

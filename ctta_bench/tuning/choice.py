@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.config.presets import read_tuned
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder, atomic
@@ -51,7 +52,7 @@ def outcome(
         means: list[Any] = [result["mean"] for result in done]
         whole = len(done) == len(of_trial) and all(map(_is_number, means))
         scores.append(round(statistics.fmean(means), 4) if whole else None)
-    sign = -1 if metric == "miou" else 1
+    sign = metric_named(metric).ascending
     ranked = [(sign * score, n) for n, score in enumerate(scores) if score is not None]
     if not ranked:
         raise RunError(f"{method}: every trial failed; `ctta-bench status` of the folder says why.")

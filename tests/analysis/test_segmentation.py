@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.read.measure import METRICS
+from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.analysis.read.statistics import paired_bootstrap
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.main import main_table, round_table, significance_table
@@ -257,8 +257,8 @@ def test_an_unfinished_cell_of_segmentation_knows_its_metric(streets, runs_dir):
 
 
 def test_a_gain_is_positive_where_the_method_is_better():
-    assert METRICS["error"].gain(50, 20) == 30
-    assert METRICS["miou"].gain(50, 20) == -30
+    assert metric_named("error").gain(50, 20) == 30
+    assert metric_named("miou").gain(50, 20) == -30
 
 
 def test_the_writer_of_these_cells_counts_as_by_hand():

@@ -5,15 +5,10 @@ prediction. Pixels that are not labelled are in none.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ctta_bench.analysis.read.predictions import read_predictions
-from ctta_bench.record.read import UnusableCellError
-from ctta_bench.record.schema import PREDICTIONS_FILE
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,16 +77,22 @@ class SegmentedImages:
         return mask
 
 
-def read_segmented(folder: Path) -> SegmentedImages:
-    """The images of a finished cell of segmentation, or UnusableCellError."""
-    confusion, index, domain, round_ = read_predictions(
-        folder, "confusion", "index", "domain", "round"
-    )
-    if confusion.shape[2] != confusion.shape[1] + 1:
-        raise UnusableCellError(
-            f"corrupted: {PREDICTIONS_FILE} holds no confusion matrices of K rows and K + 1 columns"
-        )
-    return SegmentedImages(tallies(confusion), index, domain, round_)
+def domain_metrics(confusion: np.ndarray) -> dict[str, Any]:
+    """mIoU, IoU of each class and pixel accuracy in % of a confusion matrix int [K, K + 1].
+
+    None where nothing is there to be measured.
+    """
+    counts = confusion.astype(np.int64)
+    right, pixels = np.diagonal(counts), int(counts.sum())
+    union = counts.sum(1) + counts[:, :-1].sum(0) - right
+    iou = [100 * int(r) / int(u) if u else None for r, u in zip(right, union, strict=True)]
+    there = [value for value in iou if value is not None]
+    return {
+        "pixels": pixels,
+        "miou": float(np.mean(there)) if there else None,
+        "iou": iou,
+        "pixel_accuracy": 100 * int(right.sum()) / pixels if pixels else None,
+    }
 
 
 def tallies(confusion: npt.NDArray[Any]) -> Tallies:

@@ -1,0 +1,114 @@
+"""Classification: the error in %, from what was predicted for each image."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctta_bench.record.schema import RESULTS_TABLE_FILE
+from ctta_bench.registry import METRICS
+from ctta_bench.scoring.measures import Measure, all_measures
+from ctta_bench.scoring.metric import Array, Count, Key, Metric, check_domains, is_collapsed
+
+if TYPE_CHECKING:
+    from ctta_bench.scoring.base import Scorer
+
+CLASS_ERROR = "class_error"
+_FEW = 10_000_000  # pairs of a visit and a class: beyond, only those that occur are counted
+
+
+@METRICS.register_module("classification")
+class Error(Metric):
+    """Share of wrong images in %, lower is better."""
+
+    name = "error"
+    symbol = mistakes = name
+    arrays = {"prediction": 1, "label": 1}
+    absent = (
+        f"Errors are over images; `class_error` in {RESULTS_TABLE_FILE} is the mean over the "
+        "classes that occur."
+    )
+
+    @functools.cached_property
+    def measures(self) -> list[Measure]:
+        """What is measured beside the error."""
+        return all_measures()
+
+    def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
+        """Keeps the prediction of each image."""
+        from ctta_bench.scoring.classification import ErrorScorer
+
+        return ErrorScorer(self)
+
+    def image_values(self, arrays: Mapping[str, Array]) -> Array:
+        """[n] whether the prediction is wrong."""
+        wrong: Array = arrays["prediction"] != arrays["label"]
+        return wrong
+
+    def entry_of(self, arrays: Mapping[str, Array], rows: Array) -> dict[str, Any]:
+        """Images, errors, the error in %, and the measures whose arrays are there."""
+        errors = int(self.image_values(arrays)[rows].sum())
+        beside = [m for m in self.measures if all(name in arrays for name in m.arrays)]
+        return {
+            "n": len(rows),
+            "errors": errors,
+            "error": 100 * errors / len(rows),
+            **{measure.name: measure.value(arrays, rows) for measure in beside},
+        }
+
+    def count(
+        self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
+    ) -> dict[Key, Count]:
+        """Images and errors per round and domain, from what was predicted for each image."""
+        prediction, label = arrays["prediction"], arrays["label"]
+        domain, round_ = arrays["domain"], arrays["round"]
+        if not len(label):
+            return {}
+        check_domains(domain, domains)
+        # By visit (a domain of a round) all at once: a loop takes most of a report's time.
+        visit = round_.astype(np.int64) * len(domains) + domain
+        low = int(min(prediction.min(), label.min()))  # -1: no valid prediction
+        classes = int(max(prediction.max(), label.max())) - low + 1
+        visits = np.arange(int(visit.max()) + 1)
+        if classes * len(visits) > _FEW:
+            visits, visit = np.unique(visit, return_inverse=True)
+        size = classes * len(visits)
+        first = visit * classes - low  # the place of class 0 of the visit
+
+        def by_class(places: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+            return np.bincount(places, minlength=size).reshape(len(visits), classes)
+
+        predicted, labelled = by_class(first + prediction), by_class(first + label)
+        hits = by_class((first + label)[prediction == label])
+        images = labelled.sum(axis=1)
+        columns = (
+            visits,
+            images,
+            images - hits.sum(axis=1),
+            (labelled > 0).sum(axis=1),
+            is_collapsed(predicted, labelled),
+            _class_errors(hits, labelled),
+        )
+        names = [str(name) for name in domains]
+        return {
+            (number // len(names), names[number % len(names)]): Count(
+                n,
+                errors,
+                ("errors", errors),
+                there,
+                collapsed,
+                {"error": 100 * errors / n, CLASS_ERROR: class_error},
+            )
+            for number, n, errors, there, collapsed, class_error in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+            if n
+        }
+
+
+def _class_errors(hits: npt.NDArray[Any], labelled: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """[visits] mean error in % over the classes [visits, C] that occur: none counts as 0 or NaN."""
+    there = np.maximum((labelled > 0).sum(axis=1), 1)
+    return np.asarray(100 - 100 * (hits / np.maximum(labelled, 1)).sum(axis=1) / there)

@@ -1,0 +1,175 @@
+"""What a task is scored by, declared once: for the engine, the record and the analysis.
+
+A metric is an entry of METRICS under the name of its task. Nothing here needs torch; what scores
+logits on their device is the metric's `scorer`, loaded by the engine alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ctta_bench.errors import RunError
+from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE
+
+if TYPE_CHECKING:
+    from ctta_bench.scoring.base import Scorer
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+Key = tuple[int, str]  # round, domain
+COLLAPSE_SHARE = 0.9  # of the predictions in one class
+DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided predictions are right
+
+
+class Count(NamedTuple):
+    """What was counted in a domain of a round.
+
+    n: images. errors: wrong images, or wrong pixels where these have labels. noted: what else
+    result.json notes under which name. classes: how many occur among the labels. values: metrics
+    at full precision, None where there is nothing to score.
+    """
+
+    n: int
+    errors: int
+    noted: tuple[str, int]
+    classes: int
+    collapsed: bool
+    values: dict[str, float | None]
+
+
+class Metric:
+    """The headline metric of a task: a mean over images, unless a subclass sums up otherwise.
+
+    name: in result.json and results.csv. symbol: in print. mistakes: what the `errors` of a batch
+    are; of: the key of batches.jsonl that counts of how many. check: what the source model was
+    checked by on its own domain, `source_accuracy`. unit: of values in print, decimals of them.
+    factor: what an image's value is multiplied by, 100 for a share in %. arrays: what it is
+    recounted from, names in predictions.npz with the number of axes. resamples: bootstrap draws
+    that suffice for a table of pairs. absent: what a table says where domains lack classes.
+    of_sums: it is no mean over images, but computed of what is summed over them.
+    """
+
+    name: ClassVar[str]
+    symbol: ClassVar[str]
+    higher_is_better: ClassVar[bool] = False
+    mistakes: ClassVar[str]
+    of: ClassVar[str] = "n"
+    check: ClassVar[str] = "accuracy"
+    unit: ClassVar[str] = "%"
+    decimals: ClassVar[int] = 1
+    factor: ClassVar[float] = 100
+    arrays: ClassVar[Mapping[str, int]]
+    resamples: ClassVar[int] = 10_000
+    absent: ClassVar[str] = ""
+    of_sums: ClassVar[bool] = False
+
+    def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
+        """What scores the logits of a benchmark's batches."""
+        raise NotImplementedError
+
+    def image_values(self, arrays: Mapping[str, Array]) -> Array:
+        """[n] what each image adds to the mean: whether it is wrong, how far it is off, ..."""
+        raise NotImplementedError
+
+    def entry_of(self, arrays: Mapping[str, Array], rows: Array) -> dict[str, Any]:
+        """What result.json says of the images `rows`, those of a domain in a round."""
+        mean = self.factor * float(self.image_values(arrays)[rows].mean(dtype=np.float64))
+        return {"n": len(rows), self.name: mean}
+
+    def rounds_of(
+        self, arrays: Mapping[str, Array], domains: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """The `rounds` of result.json; the mean is over the domains that have a value."""
+        rounds = []
+        for number in np.unique(arrays["round"]):
+            by_domain = []
+            for d, name in enumerate(domains):
+                rows = np.flatnonzero((arrays["round"] == number) & (arrays["domain"] == d))
+                if len(rows):
+                    by_domain.append({"domain": name, **self.entry_of(arrays, rows)})
+            means = [entry[self.name] for entry in by_domain if entry[self.name] is not None]
+            mean = float(np.mean(means)) if means else None
+            rounds.append({"round": int(number), "mean": mean, "domains": by_domain})
+        return rounds
+
+    def count(
+        self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
+    ) -> dict[Key, Count]:
+        """What predictions.npz gives for each round and domain.
+
+        `arrays` are those of the metric, with `domain` and `round`. Raises RunError where they
+        contradict `domains` or the result.
+        """
+        counts = {}
+        for step, position, name in visits(arrays["round"], arrays["domain"], domains):
+            rows = np.flatnonzero((arrays["round"] == step) & (arrays["domain"] == position))
+            value = self.entry_of(arrays, rows)[self.name]
+            errors = int(np.count_nonzero(self.image_values(arrays)[rows]))
+            counts[step, name] = Count(
+                len(rows), errors, ("n", len(rows)), 0, False, {self.name: value}
+            )
+        return counts
+
+    @property
+    def text(self) -> str:
+        """With its unit and good direction, for axes and captions."""
+        direction = "higher" if self.higher_is_better else "lower"
+        return f"{self.symbol} in {self.unit} ({direction} is better)"
+
+    @property
+    def head(self) -> str:
+        """`error %`: what the entries of a table are."""
+        return f"{self.symbol} {self.unit}"
+
+    @property
+    def superlative(self) -> str:
+        """`lowest error`."""
+        return f"{'highest' if self.higher_is_better else 'lowest'} {self.symbol}"
+
+    @property
+    def gain_text(self) -> str:
+        """How `gain` is computed."""
+        return "method minus source" if self.higher_is_better else "source minus method"
+
+    @property
+    def sign_of_better(self) -> str:
+        """The sign of method minus source where the method is better."""
+        return "positive" if self.higher_is_better else "negative"
+
+    @property
+    def ascending(self) -> int:
+        """1 or -1: the factor that makes the best value the smallest."""
+        return -1 if self.higher_is_better else 1
+
+    def gain(self, source: float, value: float) -> float:
+        """Points that `value` is better than `source`; negative where it is worse."""
+        return self.ascending * (source - value)
+
+    def shown(self, value: float | None, decimals: int | None = None) -> str:
+        """`12.3 %`, or n/a where there is nothing to score."""
+        if value is None:
+            return "n/a"
+        return f"{value:.{self.decimals if decimals is None else decimals}f} {self.unit}"
+
+
+def visits(round_: Array, domain: Array, domains: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Round, position and name of each domain that has images; RunError if it has no name."""
+    check_domains(domain, domains)
+    for step, position in np.unique(np.stack([round_, domain], axis=1), axis=0).tolist():
+        yield step, position, str(domains[position])
+
+
+def check_domains(domain: Array, domains: Sequence[str]) -> None:
+    """Raise RunError for a domain [n] that has no name."""
+    if len(domain) and not 0 <= domain.min() <= domain.max() < len(domains):
+        raise RunError(f"contradictory: {PREDICTIONS_FILE} has domains that {CELL_FILE} lacks")
+
+
+def is_collapsed(predicted: Array, labelled: Array) -> npt.NDArray[np.bool_]:
+    """Whether predictions are of one class and labels are not, by how many [..., C] each has."""
+    total = predicted.sum(-1)
+    in_one = (total > 0) & (predicted.max(-1) >= COLLAPSE_SHARE * total)
+    mixed = labelled.max(-1) < DOMINANT_LABEL_SHARE * labelled.sum(-1)
+    return np.asarray(in_one & mixed)

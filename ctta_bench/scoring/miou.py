@@ -1,0 +1,83 @@
+"""Segmentation: the mean intersection over union in %, from summed confusion matrices.
+
+A class that occurs neither in a domain's labels nor in its predictions has no IoU and is no part of
+the mean; one that is only predicted counts as 0. Pixels labelled 255 count nowhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ctta_bench.errors import RunError
+from ctta_bench.record.schema import PREDICTIONS_FILE, RESULT_FILE
+from ctta_bench.registry import METRICS
+from ctta_bench.scoring.confusion import SegmentedImages, domain_metrics, tallies
+from ctta_bench.scoring.metric import Array, Count, Key, Metric, is_collapsed, visits
+
+if TYPE_CHECKING:
+    from ctta_bench.scoring.base import Scorer
+
+CLASS_PREFIX = "iou/"  # of the metric of one class: `iou/road`
+
+
+@METRICS.register_module("segmentation")
+class Miou(Metric):
+    """Mean IoU over classes in %, higher is better."""
+
+    name = "miou"
+    symbol, higher_is_better = "mIoU", True
+    mistakes, of, check = "wrong pixels", "pixels", "pixel accuracy"
+    arrays = {"confusion": 3, "index": 1}
+    resamples = 4_000
+    of_sums = True
+
+    def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
+        """Keeps the confusion matrix of each image."""
+        from ctta_bench.scoring.segmentation import MiouScorer
+
+        return MiouScorer(num_classes, class_names)
+
+    def entry_of(self, arrays: Mapping[str, Array], rows: Array) -> dict[str, Any]:
+        """Images, pixels, mIoU, IoU of each class and pixel accuracy in %."""
+        total = arrays["confusion"][rows].sum(0, dtype=np.int64)
+        return {"n": len(rows), **domain_metrics(total)}
+
+    def images(self, arrays: Mapping[str, Array]) -> SegmentedImages:
+        """The scored images. Raises RunError for what are no confusion matrices."""
+        confusion = arrays["confusion"]
+        if confusion.shape[2] != confusion.shape[1] + 1:
+            raise RunError(
+                f"corrupted: {PREDICTIONS_FILE} holds no confusion matrices of K rows and K + 1 "
+                "columns"
+            )
+        return SegmentedImages(
+            tallies(confusion), arrays["index"], arrays["domain"], arrays["round"]
+        )
+
+    def count(
+        self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
+    ) -> dict[Key, Count]:
+        """Pixels, mIoU and the IoU of each class per round and domain, from summed confusions."""
+        images, classes = self.images(arrays), [str(name) for name in result["classes"]]
+        if images.tallies.hits.shape[1] != len(classes):
+            raise RunError(
+                f"contradictory: {PREDICTIONS_FILE} has {images.tallies.hits.shape[1]} classes, "
+                f"{RESULT_FILE} {len(classes)}"
+            )
+        counts = {}
+        for step, position, name in visits(images.round, images.domain, domains):
+            here = images.of(step, position)
+            sums = images.tallies.at(here).summed()
+            by_class = zip(classes, sums.iou().tolist(), strict=True)
+            values = {"miou": float(sums.miou())}
+            values |= {f"{CLASS_PREFIX}{class_name}": iou for class_name, iou in by_class}
+            counts[step, name] = Count(
+                n=int(here.sum()),
+                errors=sums.errors,
+                noted=("pixels", sums.pixels),
+                classes=int((sums.labelled > 0).sum()),
+                collapsed=bool(is_collapsed(sums.predicted, sums.labelled)),
+                values={key: None if np.isnan(value) else value for key, value in values.items()},
+            )
+        return counts
