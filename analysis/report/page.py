@@ -85,6 +85,8 @@ def _chart_script() -> Markup:
 def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
     """What the browser draws of a stream figure's numbers: x, a line per method, and domains.
 
+    A batch without a labelled pixel leaves a gap.
+
     drawn: the CSV of `stream_figure`. Long curves are thinned to every k-th batch; `every` is k.
     """
     methods = list(dict.fromkeys(drawn["method"]))
@@ -107,7 +109,7 @@ def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
         "lines": [
             {
                 "name": name,
-                "y": [round(float(v), 3) for v in curves[name][::every]],
+                "y": [None if np.isnan(v) else round(float(v), 3) for v in curves[name][::every]],
                 "resets": resets[name],
             }
             for name in methods

@@ -264,3 +264,8 @@ def test_a_gain_is_positive_where_the_method_is_better():
 def test_the_writer_of_these_cells_counts_as_by_hand():
     matrix = np.array([[1, 1, 0, 0, 0], [0, 2, 0, 0, 0], [0] * 5, [0] * 5])
     assert scores(matrix)["iou"] == [50, 100 * 2 / 3, None, None]
+
+
+def test_a_batch_without_a_labelled_pixel_is_a_gap_in_the_curve_of_the_page(streets, runs_dir):
+    streets("tent", {"fog": [HALF, UNLABELLED], "night": [UNLABELLED, RIGHT]})
+    assert "null" in write_report(runs_dir).page.read_text().partition('"lines":')[2][:200]
