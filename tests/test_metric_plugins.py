@@ -19,6 +19,7 @@ from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import REGISTRIES, load_plugin
 from ctta_bench.run.engine import run_cell
+from tests.test_engine import StopAfter
 
 TOP_FIVE = '''
 """One more measure of classification."""
@@ -209,6 +210,26 @@ def test_a_measure_is_recounted_and_held_against_the_arrays(tmp_path: Path) -> N
     arrays["top5_error"] = np.ones_like(arrays["top5_error"])
     np.savez_compressed(folder / "predictions.npz", **arrays)
     assert "top5_error of" in load(tmp_path / "runs").left_out[0][1]
+
+
+@pytest.mark.parametrize("is_loaded_first", [True, False])
+def test_a_measure_that_a_part_of_the_stream_lacks_is_left_out(
+    is_loaded_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = resolve(CellRequest(method="source", benchmark="toy"))
+    whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
+    run_cell(cell, whole)
+    if is_loaded_first:
+        plugin(tmp_path, TOP_FIVE)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, cut, loggers=[StopAfter(3)])
+    if is_loaded_first:
+        monkeypatch.setattr(registry.MEASURES, "_plugin_entries", {})
+    else:
+        plugin(tmp_path, TOP_FIVE)
+    result = run_cell(cell, cut)
+    assert result["rounds"] == whole.result()["rounds"]
+    assert set(stored(cut.path)) == set(stored(whole.path))
 
 
 def test_one_file_adds_a_task_with_its_metric(tmp_path: Path) -> None:

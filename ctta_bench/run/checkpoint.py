@@ -50,8 +50,14 @@ class Progress:
     probes: list[ProbeRecord] = field(default_factory=list)
 
     def joined(self) -> Arrays:
-        """All per-image arrays, each in stream order."""
-        return {k: np.concatenate([a[k] for a in self.arrays]) for k in self.arrays[0]}
+        """All per-image arrays, each in stream order.
+
+        A measure that not every batch has, of a plug-in that was not loaded before or after a
+        checkpoint, is none of them.
+        """
+        first, *others = self.arrays
+        names = [name for name in first if all(name in arrays for arrays in others)]
+        return {name: np.concatenate([a[name] for a in self.arrays]) for name in names}
 
 
 class DeferredInterrupt:
