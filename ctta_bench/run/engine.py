@@ -26,7 +26,6 @@ from ctta_bench.record.schema import (
     BatchLine,
     ResultRecord,
 )
-from ctta_bench.registry import METHODS
 from ctta_bench.run.allocator import keep_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
@@ -215,11 +214,12 @@ def _prepare(
             logger.preparing(what, done, total)
 
     cell, stream = opened.cell, opened.stream(report)
-    model = opened.model()
-    # As it came: some methods swap layers, or replace norm statistics, when they are built.
-    learns_labels = METHODS.get(cell.request.method).learns_labels
-    accuracy = None if learns_labels else source_accuracy(opened.benchmark, model)
-    method = opened.method(model)
+    method, accuracy = opened.method(), None
+    if not method.learns_labels:
+        # As it came: some methods swap layers, or replace norm statistics, when they are built.
+        untouched = opened.model(last=cell.warmup is None)
+        accuracy = source_accuracy(opened.benchmark, untouched)
+        del untouched
     source = opened.source(method, lambda text: say(folder, loggers, text))
     method.start(source, warmed(opened, folder.path.parent, loggers, heartbeat.beat))
     opened.models.release()

@@ -74,10 +74,14 @@ class OpenCell(OpenBenchmark):
     device: torch.device
     models: Models = field(default_factory=Models)
 
-    def model(self) -> SourceModel:
-        """A copy of the source model as it was read, on the device and in evaluation mode."""
+    def model(self, *, last: bool = False) -> SourceModel:
+        """The source model as it was read, a new one each time, on the device, to evaluate.
+
+        last: the cell asks for no other, so that it need not be a copy.
+        """
         request = self.cell.request
-        model = self.models.fresh(request.model or "", model_options(request, self.benchmark))
+        options = model_options(request, self.benchmark)
+        model = self.models.fresh(request.model or "", options, last=last)
         dtype = torch.float64 if request.precision == "float64" else torch.float32
         model = model.to(self.device, dtype)
         classes = self.benchmark.model_classes()
@@ -85,11 +89,11 @@ class OpenCell(OpenBenchmark):
             model.keep_classes(classes)
         return model.eval()
 
-    def method(self, model: SourceModel | None = None) -> Method:
-        """The method on `model`, or on a new copy of the source model; not started."""
+    def method(self) -> Method:
+        """The method on a new copy of the source model; not started."""
         request = self.cell.request
         method: Method = METHODS.get(request.method)(
-            self.model() if model is None else model,
+            self.model(),
             self.cell.hyperparameters,
             seed=request.seed,
             precision=request.precision,

@@ -25,12 +25,17 @@ class Models:
         self._kept: tuple[Key, SourceModel] | None = None
         self._facts: dict[Key, tuple[str, dict[str, Any]]] = {}
 
-    def fresh(self, name: str, options: dict[str, Any]) -> SourceModel:
+    def fresh(self, name: str, options: dict[str, Any], *, last: bool = False) -> SourceModel:
         """A copy of the model as it was read, with a count of passes of its own.
 
+        last: its cell needs no other; unless other cells follow, the kept one is given away.
         Raises what `load_source_model` raises.
         """
-        copied = copy.deepcopy(self._read(_key(name, options), name, options))
+        model = self._read(_key(name, options), name, options)
+        if last and not self.several:
+            self.drop()
+            return model
+        copied = copy.deepcopy(model)
         copied.passes = PassCounts()  # copies within a cell share theirs, cells do not
         return copied
 
