@@ -9,7 +9,7 @@ learnt from (`warm_up`) and what follows (`warmed_up`); the recipe is in its hyp
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from torchvision.transforms import v2
 
 from ctta_bench.errors import MethodError
 
-if TYPE_CHECKING:
-    from ctta_bench.method.base import Method  # it starts warm-ups, and so imports this module
-
+Method: TypeAlias = Any  # of base.py, which starts warm-ups and so imports this module
 MILESTONES, DECAY = (3, 6, 8), 0.2  # of the schedule `steps`, in epochs
 RANDOM_STATE = "random_state"  # beside the parameters: the stream draws on from there
 
@@ -75,7 +73,7 @@ def augmented(images: Tensor, kind: Literal["none", "colour", "crop"]) -> Tensor
 class Warmup:
     """The warm-up of one method, an update at a time; `finish` gives what it has learnt."""
 
-    def __init__(self, method: "Method", source: Any) -> None:
+    def __init__(self, method: Method, source: Any) -> None:
         self.method, self.source, self.hp = method, source, method.hp
         self.per_epoch = -(-len(source) // self.hp.warmup_batch_size)
         self.total = self.hp.warmup_iterations or self.hp.warmup_epochs * self.per_epoch
@@ -151,7 +149,7 @@ class Warmup:
 
 
 @torch.no_grad()
-def load_warmed(method: "Method", warmed: Mapping[str, Tensor]) -> None:
+def load_warmed(method: Method, warmed: Mapping[str, Tensor]) -> None:
     """Put what a warm-up has learnt into a like method, as if it had been trained itself.
 
     Raises MethodError if the tensors are not those of this method on this model.

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ctta_bench.registry import METRICS
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
-from ctta_bench.scoring.error import Error
 from ctta_bench.scoring.measures import Measure, Outputs, all_measures
 from ctta_bench.scoring.measures import expected_calibration_error as expected_calibration_error
+from ctta_bench.scoring.metric import Metric
 
 
 @dataclass
@@ -90,14 +91,16 @@ class ErrorScorer(Scorer):
     """Classification: the error in %, lower is better."""
 
     checked_images, at_once = 256, 64
-    metric: Error
 
-    def __init__(self, metric: Error | None = None) -> None:
-        super().__init__(metric or Error())
+    def __init__(
+        self, metric: Metric | None = None, measures: Sequence[Measure] | None = None
+    ) -> None:
+        super().__init__(metric or METRICS.get("classification")())
+        self.measures = all_measures() if measures is None else measures
 
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
         """The arrays of `Scores` but for the last three, and those of further measures."""
-        return score_batch(logits, labels, self.metric.measures)
+        return score_batch(logits, labels, self.measures)
 
     def joined(self, arrays: Arrays) -> Scores:
         """The arrays as `Scores`, without those of further measures."""

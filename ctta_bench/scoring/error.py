@@ -40,7 +40,7 @@ class Error(Metric):
         """Keeps the prediction of each image."""
         from ctta_bench.scoring.classification import ErrorScorer
 
-        return ErrorScorer(self)
+        return ErrorScorer(self, self.measures)
 
     def image_values(self, arrays: Mapping[str, Array]) -> Array:
         """[n] whether the prediction is wrong."""

@@ -5,16 +5,13 @@ logits on their device is the metric's `scorer`, loaded by the engine alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ctta_bench.errors import RunError
 from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE
-
-if TYPE_CHECKING:
-    from ctta_bench.scoring.base import Scorer
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -65,8 +62,8 @@ class Metric:
     absent: ClassVar[str] = ""
     of_sums: ClassVar[bool] = False
 
-    def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
-        """What scores the logits of a benchmark's batches."""
+    def scorer(self, num_classes: int, class_names: Sequence[str]) -> Any:
+        """A `scoring.base.Scorer`: what scores the logits of a benchmark's batches."""
         raise NotImplementedError
 
     def image_values(self, arrays: Mapping[str, Array]) -> Array:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from ctta_bench.errors import DataError
+from ctta_bench.registry import METRICS
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
 from ctta_bench.scoring.confusion import domain_metrics
-from ctta_bench.scoring.miou import Miou
 from ctta_bench.stream import Batch
 
 IGNORED = 255
@@ -72,7 +72,7 @@ class MiouScorer(Scorer):
     checked_images, at_once = 8, 1
 
     def __init__(self, num_classes: int, class_names: Sequence[str] = ()) -> None:
-        super().__init__(Miou())
+        super().__init__(METRICS.get("segmentation")())
         self.num_classes = num_classes
         self.class_names = list(class_names) or [f"class {n}" for n in range(num_classes)]
 
