@@ -11,32 +11,33 @@ import pytest
 from ctta_bench import registry
 from ctta_bench.analysis import load
 from ctta_bench.analysis.read.statistics import paired_bootstrap
-from ctta_bench.analysis.read.status import status
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.api import evaluate, load_benchmark, load_method, load_model
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.status import status
 from ctta_bench.registry import REGISTRIES, load_plugin
 from ctta_bench.run.engine import run_cell
+from ctta_bench.run.options import RunOptions
 from tests.test_engine import StopAfter
 
-TOP_FIVE = '''
+TOP_THREE = '''
 """One more measure of classification."""
 
 from ctta_bench.registry import MEASURES
 from ctta_bench.scoring.measures import Measure
 
 
-@MEASURES.register_module("top5_error", place=40)
-class TopFiveError(Measure):
-    """Share of images whose label is not among the five largest logits."""
+@MEASURES.register_module("top3_error", place=40)
+class TopThreeError(Measure):
+    """Share of images whose label is not among the three largest logits."""
 
-    head, words, factor, worst = "top-5 error %", "Top-5 error", 100, 1.0
+    head, words, factor, worst = "top-3 error %", "Top-3 error", 100, 1.0
 
     def score(self, outputs):
         """1 where the label is missed."""
-        best = outputs.logits.topk(5, dim=1).indices
+        best = outputs.logits.topk(3, dim=1).indices
         return (best != outputs.labels.view(-1, 1)).all(1).float()
 '''
 
@@ -175,41 +176,53 @@ def values(runs_dir: Path, metric: str) -> dict[str, float]:
 def test_one_file_adds_a_measure_from_the_logits_to_the_report(tmp_path: Path) -> None:
     runs_dir = tmp_path / "runs"
     before = stored(run(runs_dir / "before", method="source", benchmark="toy"))
-    plugin(tmp_path, TOP_FIVE)
+    plugin(tmp_path, TOP_THREE)
     folder = run(runs_dir / "after", method="source", benchmark="toy")
     arrays = stored(folder)
-    assert set(arrays) - set(before) == {"top5_error"}
+    assert set(arrays) - set(before) == {"top3_error"}
     assert all(np.array_equal(arrays[name], before[name]) for name in before)
 
     missed = {
-        name: 100 * float(arrays["top5_error"][arrays["domain"] == place].mean(dtype=float))
+        name: 100 * float(arrays["top3_error"][arrays["domain"] == place].mean(dtype=float))
         for place, name in enumerate(("clean", "dark", "noise"))
     }
     result = json.loads((folder / "result.json").read_text())
     (round_,) = result["rounds"]
-    assert {d["domain"]: d["top5_error"] for d in round_["domains"]} == missed
+    assert {d["domain"]: d["top3_error"] for d in round_["domains"]} == missed
     assert missed["clean"] == 0 < missed["dark"]
-    assert all(d["top5_error"] <= d["error"] for d in round_["domains"])
+    assert all(d["top3_error"] <= d["error"] for d in round_["domains"])
 
     report = write_report(runs_dir / "after")
-    assert values(runs_dir / "after", "top5_error") == missed
+    assert values(runs_dir / "after", "top3_error") == missed
     results = pd.read_csv(report.results)
-    assert results[results["metric"] == "top5_error"]["value"].tolist() == pytest.approx(
+    assert results[results["metric"] == "top3_error"]["value"].tolist() == pytest.approx(
         list(missed.values())
     )
     (table,) = [path for path in report.table_files if path.name.endswith("-measures.md")]
-    assert "| method | top-5 error % |" in table.read_text()
+    assert "| method | top-3 error % |" in table.read_text()
     assert f"| source | {np.mean(list(missed.values())):.1f} |" in table.read_text()
     assert "Further measures" not in write_report(runs_dir / "before").page.read_text()
 
 
+def test_a_measure_of_more_classes_than_a_model_has_is_not_taken(tmp_path: Path) -> None:
+    plugin(
+        tmp_path,
+        TOP_THREE.replace("factor, worst = ", "factor, fewest_classes, worst = ").replace(
+            "100, 1.0", "100, 11, 1.0"
+        ),
+    )
+    folder = run(tmp_path / "runs", method="source", benchmark="toy")
+    assert "top3_error" not in stored(folder)
+    assert "top3_error" not in (folder / "result.json").read_text()
+
+
 def test_a_measure_is_recounted_and_held_against_the_arrays(tmp_path: Path) -> None:
-    plugin(tmp_path, TOP_FIVE)
+    plugin(tmp_path, TOP_THREE)
     folder = run(tmp_path / "runs", method="source", benchmark="toy")
     arrays = stored(folder)
-    arrays["top5_error"] = np.ones_like(arrays["top5_error"])
+    arrays["top3_error"] = np.ones_like(arrays["top3_error"])
     np.savez_compressed(folder / "predictions.npz", **arrays)
-    assert "top5_error of" in load(tmp_path / "runs").left_out[0][1]
+    assert "top3_error of" in load(tmp_path / "runs").left_out[0][1]
 
 
 @pytest.mark.parametrize("is_loaded_first", [True, False])
@@ -220,13 +233,13 @@ def test_a_measure_that_a_part_of_the_stream_lacks_is_left_out(
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
     run_cell(cell, whole)
     if is_loaded_first:
-        plugin(tmp_path, TOP_FIVE)
+        plugin(tmp_path, TOP_THREE)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(cell, cut, loggers=[StopAfter(3)])
+        run_cell(cell, cut, RunOptions(loggers=[StopAfter(3)]))
     if is_loaded_first:
         monkeypatch.setattr(registry.MEASURES, "_plugin_entries", {})
     else:
-        plugin(tmp_path, TOP_FIVE)
+        plugin(tmp_path, TOP_THREE)
     result = run_cell(cell, cut)
     assert result["rounds"] == whole.result()["rounds"]
     assert set(stored(cut.path)) == set(stored(whole.path))

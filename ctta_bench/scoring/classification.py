@@ -57,7 +57,7 @@ def score_batch(
         "confidence": torch.where(valid, confidence, 0.0).float(),
     }
     for measure in all_measures() if measures is None else measures:
-        if not measure.needs:
+        if not measure.needs and logits.shape[-1] >= measure.fewest_classes:
             values[measure.name] = torch.where(valid, measure.score(outputs), measure.worst).float()
     return {name: value.numpy() for name, value in values.items()}
 

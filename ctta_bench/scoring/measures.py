@@ -37,6 +37,7 @@ class Measure:
     a share in %. needs: arrays of predictions.npz that it is computed from; default: its own, of
     its name. worst: the value of an image whose logits are not finite. table: the report's table
     that shows it. recounted: whether the analysis computes it again from predictions.npz.
+    fewest_classes: of a model, for the measure to say anything.
     """
 
     head: ClassVar[str]
@@ -47,6 +48,7 @@ class Measure:
     worst: ClassVar[float]
     table: ClassVar[str] = "measures"
     recounted: ClassVar[bool] = True
+    fewest_classes: ClassVar[int] = 2
 
     def __init__(self, name: str) -> None:
         self.name = name
