@@ -122,3 +122,14 @@ def test_the_fields_of_the_scores_are_those_stored_with_a_run() -> None:
         "prediction", "label", "confidence", "nll", "brier", "index", "domain", "round",
     )  # fmt: skip
     assert scores().correct.tolist() == [True, False, True, False]
+
+
+def test_top_five_error_is_measured_of_a_hundred_classes_or_more() -> None:
+    logits = torch.arange(100.0).repeat(3, 1)  # the five largest are 95 to 99
+    labels = torch.tensor([99, 95, 94])
+    logits = torch.cat([logits, torch.full((1, 100), torch.nan)])
+
+    scores = score_batch(logits, torch.tensor([*labels.tolist(), 99]))
+
+    assert scores["top5_error"].tolist() == [0, 0, 1, 1]  # not finite: the worst
+    assert "top5_error" not in score_batch(logits[:, :99], torch.tensor([0, 1, 2, 3]))
