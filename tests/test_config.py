@@ -184,3 +184,14 @@ def test_a_newer_field_is_recorded_where_it_is_used_and_no_other_with_it() -> No
     assert {"side", "two_pass", "stats_preproc", "warmup_epochs"}.isdisjoint(plain)
     assert fields(side="output").record() == plain | {"side": "output"}
     assert fields(side="input", warmup_epochs=3).record() == plain | {"warmup_epochs": 3}
+
+
+def test_a_repeated_cell_is_another_one_of_the_same_configuration(toy: None) -> None:
+    first, again = (
+        resolve(CellRequest(method="tent", benchmark="toy", repeat=number)).record
+        for number in (0, 1)
+    )
+
+    assert first["id"] != again["id"]
+    assert "repeat" not in first and again["repeat"] == 1  # cells of earlier releases stay the same
+    assert {**again, "id": first["id"]} == {**first, "repeat": 1}

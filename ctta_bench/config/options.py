@@ -171,6 +171,15 @@ class CellOptions:
             metavar="DIR",
         ),
     ] = None
+    repeat: Annotated[
+        int,
+        CellOption(
+            "number of a further run of the same cell, as to see how far runs on a GPU differ",
+            places=("run", "grid", "file", "set"),
+            limits={"ge": 0},
+            record="changed",
+        ),
+    ] = 0
     keep_models: Annotated[
         Literal["none", "last", "domains"],
         CellOption("adapted networks to leave in the run folder (last: at the end)"),
