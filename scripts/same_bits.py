@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from ctta_bench.record import schema
+
 TIMES = {"ms", "seconds", "images_per_second", "peak_memory_mb", "learnt_sha256"}
 
 
@@ -27,15 +29,18 @@ def without_times(value: Any) -> Any:
 
 def content(cell: Path) -> Iterator[tuple[str, Any]]:
     """What must agree of a cell, by name."""
-    for name in ("predictions.npz", "pictures.npz"):
+    for name in (schema.PREDICTIONS_FILE, schema.PICTURES_FILE):
         if (cell / name).is_file():
             with np.load(cell / name) as arrays:
                 yield from ((f"{name}/{key}", _bytes(arrays[key])) for key in arrays.files)
-    for file in sorted([*cell.glob("*.safetensors"), *cell.glob("models/*.safetensors")]):
+    for file in sorted(
+        [*cell.glob("*.safetensors"), *cell.glob(f"{schema.MODELS_FOLDER}/*.safetensors")]
+    ):
         yield from ((f"{file.name}/{key}", _bytes(v)) for key, v in load_file(file).items())
-    yield "result.json", without_times(json.loads((cell / "result.json").read_text("utf-8")))
-    lines = (cell / "batches.jsonl").read_text("utf-8").splitlines()
-    yield "batches.jsonl", [without_times(json.loads(line)) for line in lines]
+    result = (cell / schema.RESULT_FILE).read_text("utf-8")
+    yield schema.RESULT_FILE, without_times(json.loads(result))
+    lines = (cell / schema.BATCHES_FILE).read_text("utf-8").splitlines()
+    yield schema.BATCHES_FILE, [without_times(json.loads(line)) for line in lines]
 
 
 def _bytes(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
@@ -45,7 +50,7 @@ def _bytes(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 def differences(before: Path, after: Path) -> list[str]:
     """A line for each difference; cells without a result count as missing."""
     cells = {
-        folder: {file.parent.name: file.parent for file in folder.glob("**/result.json")}
+        folder: {file.parent.name: file.parent for file in folder.glob(f"**/{schema.RESULT_FILE}")}
         for folder in (before, after)
     }
     found = [f"{name}: is in one of the two" for name in sorted({*cells[before]} ^ {*cells[after]})]
@@ -61,6 +66,6 @@ if __name__ == "__main__":
     if len(folders) != 2 or not all(folder.is_dir() for folder in folders):
         sys.exit("error: name two folders of runs")
     told = differences(*folders)
-    count = len([*folders[0].glob("**/result.json")])
+    count = len([*folders[0].glob(f"**/{schema.RESULT_FILE}")])
     print("\n".join(told) or f"{count} cells, the same to the bit")
     sys.exit(bool(told) or not count)
