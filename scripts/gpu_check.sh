@@ -45,6 +45,7 @@ import numpy as np
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.loggers import Logger
+from ctta_bench.run.options import RunOptions
 from ctta_bench.record.folder import RunFolder
 
 folder = Path(sys.argv[1]) / "resume"
@@ -65,13 +66,13 @@ class StopsAfter(Logger):
 for method in ("tent", "paid", "rotta"):
     cell = resolve(CellRequest(method=method, benchmark="fashion_c", set=values, workers=0))
     whole, cut = RunFolder(folder / f"{method}-whole"), RunFolder(folder / f"{method}-cut")
-    run_cell(cell, whole, device="cuda", force=True)
+    run_cell(cell, whole, RunOptions("cuda", force=True))
     try:
-        run_cell(cell, cut, device="cuda", force=True, loggers=[StopsAfter()])
+        run_cell(cell, cut, RunOptions("cuda", True, [StopsAfter()]))
         raise SystemExit(f"{method}: was not interrupted")
     except KeyboardInterrupt:
         pass
-    run_cell(cell, cut, device="cuda")
+    run_cell(cell, cut, RunOptions("cuda"))
     with np.load(whole.file("predictions.npz")) as a, np.load(cut.file("predictions.npz")) as b:
         same = all(np.array_equal(a[name], b[name]) for name in a.files)
     print(f"{method}: {'the same bits' if same else 'OTHER BITS'}")
