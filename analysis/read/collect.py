@@ -23,7 +23,7 @@ from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_fold
 from ctta_bench.record.bulk import uncollected
 from ctta_bench.record.find import find_cells
 from ctta_bench.record.schema import BATCHES_FILE, BatchLine
-from ctta_bench.registry import load_plugin, loaded_plugins
+from ctta_bench.registry import MEASURES, METRICS, load_plugin, loaded_plugins
 
 # fmt: off
 RESULT_COLUMNS = [
@@ -128,11 +128,22 @@ def _reader(
         workers,
         mp_context=get_context("spawn"),
         initializer=_begin_reading,
-        initargs=(sorted(loaded_plugins()),),
+        initargs=(_scoring_plugins(),),
     ) as pool:
         yield functools.partial(
             pool.map, read_folder, chunksize=max(1, min(_AT_ONCE, count // (8 * workers)))
         )
+
+
+def _scoring_plugins() -> list[str]:
+    """The plug-ins that bring a metric or a measure: files by their whole paths."""
+    owners = {e.module for entries in (METRICS, MEASURES) for e in entries.entries().values()}
+    loaded = loaded_plugins().items()
+    return [
+        str(module.__file__) if name.endswith(".py") else name
+        for name, module in loaded
+        if module.__name__ in owners
+    ]
 
 
 def _begin_reading(plugins: Sequence[str]) -> None:

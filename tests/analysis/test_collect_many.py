@@ -89,3 +89,13 @@ def test_several_processes_read_what_one_reads(copies, monkeypatch):
     pd.testing.assert_frame_equal(one.domains, two.domains)
     assert one.left_out == two.left_out
     assert len(one.left_out) == 1
+
+
+def test_a_plug_in_that_scores_nothing_is_no_matter_of_the_readers(copies, tmp_path, monkeypatch):
+    (tmp_path / "gone_idea.py").write_text("")
+    monkeypatch.setattr(collect, "loaded_plugins", lambda: {"gone_idea.py": collect})
+    monkeypatch.setattr(collect, "_FEWEST", 2)
+
+    directory = copies(4)
+
+    assert len(load(directory, workers=2).cells) == len(load(directory).cells) == 4

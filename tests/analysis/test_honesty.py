@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ctta_bench.analysis.figure import plots
+from ctta_bench.analysis.figures import stream as module
 from ctta_bench.analysis.read.collect import batches, load
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.main import main_table
@@ -100,9 +100,9 @@ def stream(cell, runs_dir, tmp_path, monkeypatch):
     lines[30] = lines[30].replace("}", ', "resets": 1}')
     (folder / "batches.jsonl").write_text("\n".join(lines) + "\n")
     kept = []
-    real = plots.save_figure
-    monkeypatch.setattr(plots, "save_figure", lambda f, *rest: kept.append(f) or real(f, *rest))
-    paths = plots.stream_figure(load(runs_dir), tmp_path / "stream")
+    real = module.save_figure
+    monkeypatch.setattr(module, "save_figure", lambda f, *rest: kept.append(f) or real(f, *rest))
+    paths = module.stream_figure(load(runs_dir), tmp_path / "stream")
     return kept[0], pd.read_csv(paths[2]), folder
 
 

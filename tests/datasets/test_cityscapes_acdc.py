@@ -310,9 +310,7 @@ def test_wrong_label_files_are_named_by_the_run_and_by_data_check(
 ) -> None:
     file = spoil(tree)
     monkeypatch.chdir(tree)
-    monkeypatch.setattr(
-        "ctta_bench.run.engine.usable_cores", lambda: 0
-    )  # no processes for 12 files
+    monkeypatch.setattr("ctta_bench.run.open.usable_cores", lambda: 0)  # no processes for 12 files
     options = ["--data-root", str(tree), "--set", "scale=[32, 57]", "--workers", "0"]
     model = ["--plugin", "tests.toy_maps", "--model", "toy_streets"]
     for call in (["data", "check", *options], ["run", "source", *options, *model]):
