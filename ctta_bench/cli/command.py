@@ -2,7 +2,7 @@
 
 A parameter of a command may be a dataclass of options, or a cell's options in one place:
 
-    def run(request: Annotated[CellRequest, Asked("run")], options: RunOptions) -> None: ...
+    def run(request: Annotated[CellRequest, Asked("run")], options: CommandOptions) -> None: ...
 
 On the command line it becomes one option for each field.
 """

@@ -110,7 +110,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     from ctta_bench.source_models.shared import Models
 
     sha256, preprocessing = (models or Models()).facts(model, model_options(request, built))
-    record: CellRecord = {
+    facts = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
         "experiment": request.experiment,
@@ -120,22 +120,18 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
             "hyperparameters": hyperparameters.record(),
             "window": request.window,
         },
-        "benchmark": cast(
-            BenchmarkRecord,
-            {
-                "name": benchmark,
-                "version": benchmark_class.version,
-                **settings.record(),
-                **built.facts(),
-                "domains": list(domains),
-            },
-        ),
+        "benchmark": {
+            "name": benchmark,
+            "version": benchmark_class.version,
+            **settings.record(),
+            **built.facts(),
+            "domains": list(domains),
+        },
         "model": {"name": model, "sha256": sha256},
         "preprocessing": preprocessing,
-        "precision": request.precision,
-        "seed": request.seed,
+        **stated(request, "always"),
     }
-    record |= cast(CellRecord, stated(request, "always"))
+    record = cast(CellRecord, facts)
     of_start = hyperparameters_of_start(method_class, hyperparameters)
     warmup = None
     if hyperparameters.warms_up:

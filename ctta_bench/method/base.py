@@ -19,9 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from ctta_bench.errors import MethodError
 from ctta_bench.method import state
-from ctta_bench.method.hyperparameters import (
-    MethodHyperparameters,
-)
+from ctta_bench.method.hyperparameters import MethodHyperparameters
 from ctta_bench.method.warmup import Warmup, load_warmed
 from ctta_bench.model import SourceModel, Task
 

@@ -4,7 +4,7 @@ cell.yaml           what decides the warm-up (kind: warm-up)
 batches.jsonl       a line an update: epoch, learning rate, loss
 warmup.safetensors  what was learnt
 result.json         losses, accuracies on source images, updates; written last: the warm-up is done
-state.pt, log.txt, env.json, failed.json: as in the folder of a cell (record.py)
+state.pt, log.txt, env.json, failed.json: as in the folder of a cell (record/schema.py)
 """
 
 import hashlib
