@@ -38,10 +38,10 @@ def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
     assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv"}
     assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
-    kinds = ["calibration", "cost", "protocols", "seeds", "significance"]
+    kinds = ["calibration", "cost", "domain", "protocols", "seeds", "significance"]
     stems = {path.stem.rpartition("-")[2] for path in report.table_files}
     assert sorted(stems - {report.tables[0].name.rpartition("-")[2]}) == kinds
-    assert len(report.table_files) == 6 * 3
+    assert len(report.table_files) == 7 * 3
     assert len(report.figure_files) == 2 * 3
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
