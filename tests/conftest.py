@@ -1,6 +1,7 @@
 """Shared by all tests: one thread, a cache of their own, and the toy benchmark."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 TOY = Path(__file__).parent / "toy.py"
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in the tests, even where a shell that runs them in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
