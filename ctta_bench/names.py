@@ -1,7 +1,13 @@
-"""Names that load late, and old names of modules that still load, for one release.
+"""Names that load at first use, and the deprecated names of the last release.
 
-Importing a package must not load torch for a name that nobody asked for; a plug-in written for the
-last release must still find what has moved.
+Importing a package must not load torch for a name that nobody uses. A plug-in written for the last
+release must still work: what was renamed keeps its old name for one release, with one
+FutureWarning that gives the new name. All old names are in the three tables below:
+
+RENAMED_MODULES     modules (`import ctta_bench.engine`)
+RENAMED_NAMES       functions, classes and constants of a module; the module has
+                    `if not TYPE_CHECKING: __getattr__ = renamed(__name__)`
+RENAMED_ATTRIBUTES  methods, hooks and attributes of a class; the class derives from `OldNames`
 """
 
 import importlib
@@ -14,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-RENAMED_IN = "0.2.0"
+RENAMED_IN, REMOVED_IN = "0.2.0", "0.3.0"
 # Modules of 0.1.0, below `ctta_bench`, and where they are now.
 RENAMED_MODULES: Mapping[str, str] = {
     "analysis.attention": "analysis.kept_models.attention",
@@ -170,14 +176,158 @@ RENAMED_MODULES: Mapping[str, str] = {
     "warmup": "method.warmup",
     "yaml_files": "config.yaml",
 }
+# By module, below `ctta_bench`, as it is called now: old name, new name.
+RENAMED_NAMES: Mapping[str, Mapping[str, str]] = {
+    "parts.adapters.injection": {"bypassed": "adapters_disabled", "steady": "cached_weights"},
+    "parts.adapters.thin": {"Entered": "ProductInput", "Part": "RowBlock"},
+    "parts.encoder": {"Part": "Segment", "encoder_parts": "encoder_segments"},
+    "parts.families.weighted": {
+        "FOLLOWING": "BATCH_SHARE",
+        "WeightedHyperparameters": "SampleWeightingHyperparameters",
+        "WeightedMethod": "SampleWeightingMethod",
+    },
+    "parts.selection": {"FOLLOWING": "BATCH_SHARE"},
+    "parts.source.moments": {"kept_statistics": "cached_statistics"},
+    "parts.views.batch": {"in_parts": "in_chunks"},
+    "testing": {"serving_benches": "supported_benches"},
+}
+# By class, below `ctta_bench`, as it is called now: old name, new name.
+RENAMED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "methods.cmae.ContinualMAE": {"look": "target_and_mask", "restore": "stochastic_restore"},
+    "methods.cotta.CoTTA": {"objective": "total_loss", "restore": "stochastic_restore"},
+    "methods.dept.DePT": {
+        "follow": "ema_update_teacher",
+        "learn": "update",
+        "objective": "total_loss",
+        "passed": "forward_pass",
+    },
+    "methods.dpcore.DPCore": {"passed": "features_and_logits"},
+    "methods.eata.ETA": {"objective": "total_loss"},
+    "methods.norm.Norm": {"follow": "update_statistics"},
+    "methods.pseudo_label.PseudoLabel": {"objective": "total_loss"},
+    "methods.rmt.RMT": {"learn": "update"},
+    "methods.rotta.RoTTA": {"objective": "total_loss", "weights": "sample_weights"},
+    "methods.sar.SAR": {"restore_weights": "undo_perturbation"},
+    "methods.svdp.SVDP": {"follow": "ema_update_and_restore", "label": "teacher_log_probabilities"},
+    "methods.tent.Tent": {"objective": "total_loss"},
+    "methods.vdp.VDP": {"learn": "update"},
+    "methods.vida.ViDA": {
+        "allot": "scale_by_uncertainty",
+        "follow": "ema_update_teacher",
+        "learn": "update",
+        "objective": "total_loss",
+        "restore": "stochastic_restore",
+    },
+    "methods.vida_maps.ViDAMaps": {"labels": "teacher_log_probabilities"},
+    "model.source_model.SourceModel": {"fed_as_trained": "with_trained_preprocessing"},
+    "parts.adapters.injected.InjectedLinear": {
+        "bypassed": "adapters_disabled",
+        "hold_still": "cache_weight",
+        "parts": "row_blocks",
+        "steady": "caches_weight",
+    },
+    "parts.adapters.injected.InjectedWeight": {"bypassed": "adapters_disabled"},
+    "parts.adapters.weights.WeightAdapter": {"hold": "register_frozen_weight"},
+    "parts.families.alignment.AlignmentMethod": {
+        "running": "running_moments",
+        "source": "source_statistics",
+    },
+    "parts.families.shifting.ShiftMethod": {
+        "follow": "update_statistics",
+        "seen": "forward_features",
+        "shifted": "shifted_logits",
+    },
+    "parts.families.weighted.SampleWeightingMethod": {
+        "learn": "update",
+        "objective": "total_loss",
+        "weights": "sample_weights",
+    },
+    "parts.importance.PathImportance": {"follow": "accumulate"},
+    "parts.segmentation.masked.MaskedMaps": {"look": "logits_and_uncertainty"},
+    "parts.selection.Selection": {"follow": "update_average"},
+    "parts.source.moments.RunningMoments": {"follow": "update_statistics"},
+}
+
+
+def _warn(old: str, new: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"{old} is called {new} since ctta-bench {RENAMED_IN}; the old name will be removed in "
+        f"{REMOVED_IN}.",
+        FutureWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def renamed(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that gives what RENAMED_NAMES lists under its old name."""
+    names = RENAMED_NAMES.get(module.removeprefix("ctta_bench."), {})
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", f"{module}.{names[name]}", stacklevel=2)
+        loaded = sys.modules[module]
+        setattr(loaded, name, getattr(loaded, names[name]))  # so that there is one warning
+        return getattr(loaded, name)
+
+    return find
+
+
+class OldNames:
+    """Base of a class whose attributes were renamed (RENAMED_ATTRIBUTES), and of its subclasses.
+
+    Reading, calling or setting an old attribute uses the new one. A subclass that defines an old
+    hook defines the new one by it. One FutureWarning for each class and old name.
+
+    Example: with `{"parts.selection.Selection": {"follow": "update_average"}}` and
+    `class Selection(OldNames)`, `Selection(...).follow(p)` calls `update_average(p)`.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Pair the old names with the new ones that the class defines."""
+        super().__init_subclass__(**arguments)
+        for base in cls.__mro__:
+            key = f"{base.__module__}.{base.__qualname__}".removeprefix("ctta_bench.")
+            for old, new in RENAMED_ATTRIBUTES.get(key, {}).items():
+                if old in vars(cls) and new not in vars(cls):
+                    _warn(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}", stacklevel=2)
+                    setattr(cls, new, vars(cls)[old])
+                elif old not in vars(cls) and (new in vars(cls) or base is cls):
+                    setattr(cls, old, _OldName(cls, old, new))
+
+
+class _OldName:
+    """An old attribute of `owner`. It gives that class's own new one, as `super()` expects."""
+
+    def __init__(self, owner: type, old: str, new: str) -> None:
+        self.owner, self.old, self.new = owner, old, new
+        self.warned = False
+
+    def __get__(self, instance: object, kind: type) -> Any:
+        self._warn_once()
+        if self.new not in vars(self.owner):  # an attribute of instances
+            return getattr(instance, self.new)
+        found = vars(self.owner)[self.new]
+        return found.__get__(instance, kind) if hasattr(found, "__get__") else found
+
+    def __set__(self, instance: object, value: object) -> None:
+        self._warn_once()
+        setattr(instance, self.new, value)
+
+    def _warn_once(self) -> None:
+        if not self.warned:
+            self.warned = True
+            name = self.owner.__name__
+            _warn(f"{name}.{self.old}", f"{name}.{self.new}", stacklevel=3)
 
 
 def late(package: str, *modules: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package that hands on names of its modules, loaded at the first use.
+    """The `__getattr__` of a package that finds names in its modules, loaded at the first use.
 
     Example: `__getattr__ = late(__name__, "base", "hyperparameters")`; the first module that has a
-    name gives it.
+    name provides it. Old names of the package in RENAMED_NAMES are found, too.
     """
+    old_name = renamed(package)
 
     def find(name: str) -> Any:
         if not name.startswith("_") and name not in modules:
@@ -185,13 +335,13 @@ def late(package: str, *modules: str) -> Callable[[str], Any]:
                 loaded = importlib.import_module(f"{package}.{module}")
                 if hasattr(loaded, name):
                     return getattr(loaded, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return old_name(name)
 
     return find
 
 
 class RenamedModules(MetaPathFinder, Loader):
-    """Finds modules of the last release under their new names, with one warning for each."""
+    """Finds renamed modules by their old names, with one warning for each."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -205,12 +355,7 @@ class RenamedModules(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module under its new name."""
         new = f"ctta_bench.{RENAMED_MODULES[spec.name.partition('.')[2]]}"
-        warnings.warn(
-            f"{spec.name} is {new} since ctta-bench {RENAMED_IN}; the old name goes with the next "
-            "release.",
-            FutureWarning,
-            stacklevel=2,
-        )
+        _warn(spec.name, new, stacklevel=2)
         module = importlib.import_module(new)
         spec.loader_state = module.__spec__
         return module
