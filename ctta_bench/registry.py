@@ -112,7 +112,7 @@ class Registry:
         kept = {n: e for n, e in self._plugin_entries.items() if e.module != module}
         self._plugin_entries = kept
 
-    def in_place(self, **facts: Any) -> list[str]:
+    def names_with(self, **facts: Any) -> list[str]:
         """The names whose entries have these facts, by their `place`; None: does not have it."""
         found = [
             entry

@@ -13,7 +13,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import BATCH_NORMS, SourceModel, Task
+from ctta_bench.names import renamed
 from ctta_bench.registry import METHODS
 from ctta_bench.source_models.tiny import (
     CLASSES,
@@ -30,6 +31,9 @@ from ctta_bench.source_models.tiny import (
     tiny_segmentor,
     tiny_vit,
 )
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 BATCH, SEGMENTED_BATCH = 8, 4
 NETWORKS: dict[Task, tuple[Callable[[], nn.Module], ...]] = {
@@ -78,7 +82,7 @@ def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
     Each runs on every tiny network that serves the method: a ViT, one with BatchNorm, a segmentor.
     """
     entry = METHODS.get(name)
-    benches = serving_benches(entry, overrides)
+    benches = supported_benches(entry, overrides)
     for check_name, function in CHECKS.items():
         why = {b.task: entry.declared("exempt", b.task).get(check_name, "") for b in benches}
         owing = [bench for bench in benches if not why[bench.task]]
@@ -193,7 +197,7 @@ class Bench:
         }
 
 
-def serving_benches(entry: type[Method], overrides: dict[str, Any]) -> list[Bench]:
+def supported_benches(entry: type[Method], overrides: dict[str, Any]) -> list[Bench]:
     """A bench on every tiny network that the method takes, of each task that it declares.
 
     Raises MethodError, the network's refusal, if there is none for a task.

@@ -131,13 +131,13 @@ class ContinualMAE(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """One step from the masked images towards the clean prediction, which is returned."""
         images = self.resized(images)
-        target, mask = self.look(images)
+        target, mask = self.target_and_mask(images)
         logits, tokens = self.masked_pass(images, mask)
         loss = self.consistency(logits, target)
         if self.hp.hog_ratio and bool(mask.any()):
             loss = loss + self.hp.hog_ratio * self.reconstruction_loss(tokens, images, mask)
         if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
-            self.restore()  # the next batch's teacher is the restored student
+            self.stochastic_restore()  # the next batch's teacher is the restored student
         return target
 
     def resized(self, images: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class ContinualMAE(Method):
         return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
     @torch.no_grad()
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def target_and_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The clean prediction, and the mask."""
         mask = self.mask(images)
         return self.model(images), mask
@@ -213,7 +213,7 @@ class ContinualMAE(Method):
         target = patch_targets(oriented_gradients(images, self.cell))[mask]
         return mse_loss(self.projection(tokens[mask]).to(target.dtype), target)
 
-    def restore(self) -> None:
+    def stochastic_restore(self) -> None:
         """Set a random share p of the weights' scalars back to the source."""
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)
 

@@ -35,9 +35,9 @@ class ContinualMAEMaps(ContinualMAE):
         self.adapt_with(PIXELS // CELLS, embedded=widths[0], seen=widths[1])
 
     @torch.no_grad()
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def target_and_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The clean prediction [n, classes, h, w], and the mask [n, groups]."""
-        target, uncertainty = self.maps.look(images, self.hp.views)
+        target, uncertainty = self.maps.logits_and_uncertainty(images, self.hp.views)
         return target, self.most(uncertainty)
 
     def consistency(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.errors import MethodError
-from ctta_bench.method import ema_update
-from ctta_bench.parts.families.weighted import WeightedHyperparameters, WeightedMethod
+from ctta_bench.method import ema_update, pull_to_source
+from ctta_bench.parts.families.weighted import SampleWeightingHyperparameters, SampleWeightingMethod
 from ctta_bench.registry import METHODS
 
 REFERENCE = 38_400  # adapted values that q is given for: those of a ViT-B/16
@@ -23,14 +23,14 @@ LOWEST, HIGHEST = 0.89, 0.9999  # β: clipped below, 1 from here on
 
 
 @METHODS.register_module("cmf")
-class CMF(WeightedMethod):
+class CMF(SampleWeightingMethod):
     """Weighted self-training with weights that follow a momentum filter."""
 
     paper = "https://openreview.net/forum?id=BllUWdpIOA"
     checked_against = "second implementation"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice
 
-    class Hyperparameters(WeightedHyperparameters):
+    class Hyperparameters(SampleWeightingHyperparameters):
         """Hyper-parameters of CMF."""
 
         lr: float = Field(2.5e-4, ge=0, description="learning rate")
@@ -63,14 +63,14 @@ class CMF(WeightedMethod):
     def adapt(self, images: Tensor) -> Tensor:
         """One step, after which the weights are filtered; returns corrected logits from before."""
         logits = self.model(images)
-        if self.learn(images, logits):
+        if self.update(images, logits):
             self.filter_weights()
         return self.corrected(logits.detach())
 
     def filter_weights(self) -> None:
         """h ← α h + (1 - α) θ_source, then h ← β h + (1 - β) θ, then θ ← γ θ + (1 - γ) h."""
         alpha = self.hp.source_momentum
-        ema_update(self.hidden, self.source, alpha)
+        pull_to_source(self.hidden, self.source, alpha)
         ema_update(self.hidden, self.trainable.values(), self.gain(alpha))
         ema_update(self.trainable.values(), self.hidden, self.hp.filter_momentum)
 

@@ -40,7 +40,7 @@ from ctta_bench.parts.segmentation.scales import (
     check_hard_labels,
     first_views,
     hard_loss,
-    labels_over_views,
+    log_probabilities_over_views,
 )
 from ctta_bench.parts.views.batch import random_view
 from ctta_bench.parts.views.passes import Augment, at_least_float32, over_views
@@ -94,10 +94,10 @@ class CoTTA(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """One step towards the teacher, which follows; returns its logits from before."""
         target = self.predict(images)  # first: with the student's activations there is less room
-        loss = self.objective(self.model(images), target)
+        loss = self.total_loss(self.model(images), target)
         if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
             ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
-            self.restore()  # after the average, which sees the restored values a batch later
+            self.stochastic_restore()  # the next EMA averages the restored values
         return target
 
     @torch.no_grad()
@@ -126,13 +126,13 @@ class CoTTA(Method):
             total = total + at_least_float32(logits).sum(0)
         return total / self.hp.views
 
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes] to the teacher's, or of both directions."""
         symmetric = self.hp.loss == "symmetric"
         between = symmetric_cross_entropy if symmetric else soft_cross_entropy
         return between(logits, target).mean()
 
-    def restore(self) -> None:
+    def stochastic_restore(self) -> None:
         """Set a random share p of the weights' scalars back to the source."""
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)
 
@@ -157,7 +157,7 @@ class CoTTAMaps(CoTTA):
 
     def predict(self, images: Tensor) -> Tensor:
         """The teacher's log-probabilities, averaged over the views where the anchor is unsure."""
-        target, _ = labels_over_views(
+        target, _ = log_probabilities_over_views(
             images,
             self.views,
             self.teacher,
@@ -167,7 +167,7 @@ class CoTTAMaps(CoTTA):
         )
         return target
 
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes, h, w] against the most likely classes."""
         return hard_loss(logits, target)
 

@@ -58,7 +58,7 @@ SMALLEST_DIVERSE_BATCH = 8
 View = Callable[[Tensor, tuple[int, int] | None], Tensor]
 
 
-class Pass(NamedTuple):
+class ForwardPass(NamedTuple):
     """What a pass gives: logits, class feature [n, d], output tokens [n, P, d] of each stage."""
 
     logits: Tensor
@@ -155,9 +155,9 @@ class DePT(Method):
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
         """A clipped step on the labels of a strong view and on the consistency with the teacher."""
         assert labels is not None
-        self.follow()
+        self.ema_update_teacher()
         logits, ours, theirs = self.strong_passes(images)
-        self.learn(cross_entropy(logits, labels) + self.consistency(ours, theirs), theirs)
+        self.update(cross_entropy(logits, labels) + self.consistency(ours, theirs), theirs)
 
     def warmed_up(self) -> None:
         """The teacher is the student again, and its centre has seen nothing."""
@@ -169,12 +169,12 @@ class DePT(Method):
         """One step on a strong view; returns the student's plain logits from before it."""
         with torch.no_grad():
             logits = self.predict(images)
-        self.follow()
+        self.ema_update_teacher()
         weak = self.weak_view(images, self.model.preprocessing.size)
         labels = self.pseudo_labels(weak)
         strong, ours, theirs = self.strong_passes(images)
         self.set_rate()
-        if self.learn(self.objective(strong, ours, theirs, labels), theirs):
+        if self.update(self.total_loss(strong, ours, theirs, labels), theirs):
             self.steps += 1
             if self.hp.faithful:
                 self.memorise(weak)
@@ -182,9 +182,9 @@ class DePT(Method):
 
     def predict(self, images: Tensor) -> Tensor:
         """The student's logits."""
-        return self.passed(images, self.student).logits
+        return self.forward_pass(images, self.student).logits
 
-    def passed(self, images: Tensor, learner: PromptLearner) -> Pass:
+    def forward_pass(self, images: Tensor, learner: PromptLearner) -> ForwardPass:
         """A pass through the network with the prompts and the classifier of `learner`."""
         seen: list[Tensor] = []
         count = self.hp.prompts
@@ -211,26 +211,26 @@ class DePT(Method):
             features = self.model.features(images)
         outputs = [features, learner.classifier(features), *seen]
         features, logits, *prompts = (output.to(images.dtype) for output in outputs)
-        return Pass(logits, features, prompts)
+        return ForwardPass(logits, features, prompts)
 
-    def follow(self) -> None:
+    def ema_update_teacher(self) -> None:
         """Move the teacher towards the student, at the beginning of the batch after a step."""
         if self.teacher_is_behind:
             momentum = self.hp.teacher_momentum
             ema_update(self.teacher.parameters(), self.student.parameters(), momentum)
             self.teacher_is_behind = False
 
-    def memorise(self, weak: Tensor) -> Pass:
+    def memorise(self, weak: Tensor) -> ForwardPass:
         """Put the teacher's view of a batch into the bank."""
         with torch.no_grad():
-            found = self.passed(weak, self.teacher)
+            found = self.forward_pass(weak, self.teacher)
         self.bank.add(found.features, found.logits.softmax(1))
         return found
 
     @torch.no_grad()
     def pseudo_labels(self, weak: Tensor) -> Tensor:
         """Labels int64 [n]: of the mean probabilities of neighbours, once there are enough."""
-        query = self.passed(weak, self.student) if self.hp.faithful else self.memorise(weak)
+        query = self.forward_pass(weak, self.student) if self.hp.faithful else self.memorise(weak)
         filled, needed = self.bank.filled, max(self.hp.bank_start, self.hp.neighbours)
         if filled < min(needed, len(self.bank.features)):
             return query.logits.argmax(1)
@@ -245,13 +245,13 @@ class DePT(Method):
         size, theirs = self.model.preprocessing.size, []
         if self.student.heads:
             with torch.no_grad():
-                teacher = self.passed(self.strong_view(images, size), self.teacher)
+                teacher = self.forward_pass(self.strong_view(images, size), self.teacher)
                 theirs = self.through_heads(teacher, self.teacher)
         torch.clear_autocast_cache()  # its halves of the weights were made without gradients
-        student = self.passed(self.strong_view(images, size), self.student)
+        student = self.forward_pass(self.strong_view(images, size), self.student)
         return student.logits, self.through_heads(student, self.student), theirs
 
-    def through_heads(self, seen: Pass, learner: PromptLearner) -> list[Tensor]:
+    def through_heads(self, seen: ForwardPass, learner: PromptLearner) -> list[Tensor]:
         """Outputs of each stage's prompts [n, P, outputs] and, last, of the class token's."""
         if not learner.heads:
             return []
@@ -259,7 +259,7 @@ class DePT(Method):
             prompts = zip(learner.heads, seen.prompts, strict=True)
             return [*(head(tokens) for head, tokens in prompts), learner.heads[-1](seen.features)]
 
-    def objective(
+    def total_loss(
         self, logits: Tensor, ours: list[Tensor], theirs: list[Tensor], labels: Tensor
     ) -> Tensor:
         """Pseudo labels, consistency with the teacher, diversity of prompts and of classes."""
@@ -278,7 +278,7 @@ class DePT(Method):
         of_prompts = consistency_of_prompts(ours[:-1], theirs[:-1])
         return self.hp.cls_weight * of_class + self.hp.prompt_weight * of_prompts
 
-    def learn(self, loss: Tensor, theirs: list[Tensor]) -> bool:
+    def update(self, loss: Tensor, theirs: list[Tensor]) -> bool:
         """One clipped step; only then the centre moves, and the teacher is to follow."""
         if not self.backward(loss):
             return False

@@ -117,14 +117,14 @@ class DePTMaps(DePT):
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on the teacher's labels; returns the logits from before it."""
-        self.follow()
+        self.ema_update_teacher()
         with torch.no_grad():
             target, theirs = self.map_pass(images, self.teacher)
         torch.clear_autocast_cache()  # its halves of the weights were made without gradients
         logits, ours = self.map_pass(images, self.student)
         self.set_rate()
         apart = consistency_of_prompts(ours, theirs)
-        if self.learn(hard_loss(logits, target) + self.hp.prompt_weight * apart, []):
+        if self.update(hard_loss(logits, target) + self.hp.prompt_weight * apart, []):
             self.steps += 1
         return logits
 

@@ -26,7 +26,7 @@ from ctta_bench.parts.prompts.class_token import check_class_token, prompted, st
 from ctta_bench.parts.source.moments import (
     SourceStatistics,
     alignment_loss,
-    kept_statistics,
+    cached_statistics,
     source_statistics,
 )
 from ctta_bench.registry import METHODS
@@ -133,7 +133,9 @@ class DPCore(Method):
             facts["normalised"] = self.model.trained_preprocessing().record()
 
         def make() -> SourceStatistics:
-            with self.model.fed_as_trained() if normalised else contextlib.nullcontext():
+            with (
+                self.model.with_trained_preprocessing() if normalised else contextlib.nullcontext()
+            ):
                 return source_statistics(
                     self.model,
                     source.batches(),
@@ -143,7 +145,7 @@ class DPCore(Method):
                 )
 
         keep = not hp.faithful  # what random prompts have filtered serves no other cell
-        self.source = kept_statistics(source, facts, make, self.model.mean) if keep else make()
+        self.source = cached_statistics(source, facts, make, self.model.mean) if keep else make()
         self.source_used = self.source.images
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ class DPCore(Method):
         """Logits under the mixture, and one step; None if it does not suit features [n, d]."""
         weights = self.cores.weights(*moments(raw))
         self.begin(self.cores.mixture(weights))
-        features, logits = self.passed(images)
+        features, logits = self.features_and_logits(images)
         loss = self.distance(features)
         if not bool(loss < self.hp.similarity * self.distance(raw)):
             return None
@@ -172,7 +174,7 @@ class DPCore(Method):
         self.begin(self.start_prompts)
         stepped = False
         for _ in range(self.hp.steps):
-            features, logits = self.passed(images)
+            features, logits = self.features_and_logits(images)
             loss = self.distance(features)
             stepped = self.step(loss) or stepped
             if not bool(loss.isfinite()):
@@ -191,7 +193,7 @@ class DPCore(Method):
         with prompted(self.model, prompts):
             return self.model(images)
 
-    def passed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits under the prompts."""
         with prompted(self.model, self.prompts):
             return self.model.features_and_logits(images)

@@ -57,11 +57,11 @@ class ETA(Method):
         selected = self.selection.choose(entropy.detach(), predictions)
         if not bool(selected.any()):
             self.skip_update()
-        elif self.step(self.objective(entropy[selected])):
-            self.selection.follow(predictions[selected])
+        elif self.step(self.total_loss(entropy[selected])):
+            self.selection.update_average(predictions[selected])
         return logits
 
-    def objective(self, entropy: Tensor) -> Tensor:
+    def total_loss(self, entropy: Tensor) -> Tensor:
         """The weighted mean of the selected images' entropies [n]."""
         return self.selection.weigh(entropy)
 
@@ -119,8 +119,8 @@ class EATA(ETA):
             if left <= 0:
                 return
 
-    def objective(self, entropy: Tensor) -> Tensor:
+    def total_loss(self, entropy: Tensor) -> Tensor:
         """The weighted entropy and β Σ F (θ - θ_source)²."""
         moved = zip(self.fisher, self.trainable.values(), self.start_values, strict=True)
         drift = torch.stack([(f * (p - start).square()).sum() for f, p, start in moved]).sum()
-        return super().objective(entropy) + self.hp.fisher_weight * drift
+        return super().total_loss(entropy) + self.hp.fisher_weight * drift

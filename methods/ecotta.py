@@ -33,7 +33,7 @@ from ctta_bench.method import (
     softmax_entropy,
 )
 from ctta_bench.model import BATCH_NORMS
-from ctta_bench.parts.encoder import Part, encoder_parts, is_stage
+from ctta_bench.parts.encoder import Segment, encoder_segments, is_stage
 from ctta_bench.registry import METHODS
 
 PROBE_SIDE = 64  # images that only show the shapes, where the model has no size of its own
@@ -115,16 +115,16 @@ class EcoTTA(Method):
 
     def setup(self) -> None:
         """Cut the encoder into parts and put a meta part around each."""
-        ends = encoder_parts(self.model, self.hp.parts, asked_by="EcoTTA")
-        self.parts = nn.ModuleList(Part(first, last) for first, last in ends)
+        ends = encoder_segments(self.model, self.hp.parts, asked_by="EcoTTA")
+        self.parts = nn.ModuleList(Segment(first, last) for first, last in ends)
         convolutional = is_stage(ends[0][0])
         if convolutional:
             self.probe()
         self.use_statistics_of_the_batch()
-        for part, (first, last) in zip(self.each_part(), ends, strict=True):
-            meta = self.meta_of(part, first, last, convolutional=convolutional)
-            part.meta = meta.to(self.model.mean)
-            part.through_frozen = self.hp.grad_through_frozen
+        for segment, (first, last) in zip(self.each_segment(), ends, strict=True):
+            meta = self.meta_of(segment, first, last, convolutional=convolutional)
+            segment.meta = meta.to(self.model.mean)
+            segment.through_frozen = self.hp.grad_through_frozen
         self.adapt_only(dict(self.parts.named_parameters()))
         self.optimizer = self.build_optimizer()
         self.margin = self.hp.margin * math.log(self.model.num_classes)
@@ -144,11 +144,11 @@ class EcoTTA(Method):
             self.batch_dependent = self.model.use_batch_statistics()
 
     def meta_of(
-        self, part: Part, first: nn.Module, last: nn.Module, *, convolutional: bool
+        self, segment: Segment, first: nn.Module, last: nn.Module, *, convolutional: bool
     ) -> nn.Module:
         """The meta part of a stage, or of a run of blocks of one width, that of their norms."""
         if convolutional:
-            return self.map_meta(part)
+            return self.map_meta(segment)
         norm = next(m for m in first.modules() if isinstance(m, nn.LayerNorm))
         return TokenMeta(*self.sizes(norm))
 
@@ -157,9 +157,9 @@ class EcoTTA(Method):
         assert isinstance(norm, nn.LayerNorm)
         return norm.normalized_shape[-1], GATE_WITH_WARMUP if self.hp.warms_up else 0.0
 
-    def map_meta(self, part: Part) -> MapMeta:
+    def map_meta(self, segment: Segment) -> MapMeta:
         """The meta part of a convolutional stage, of the shapes that the probe showed."""
-        (_, inputs, _, before), (_, outputs, _, after) = part.shapes
+        (_, inputs, _, before), (_, outputs, _, after) = segment.shapes
         return MapMeta(inputs, outputs, round(before / after), track=self.hp.faithful)
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -191,26 +191,26 @@ class EcoTTA(Method):
     def distance(self) -> Tensor:
         """λ Σ R_k of the forward pass before."""
         total = torch.zeros((), device=self.device)
-        for part in self.each_part():
-            assert part.distance is not None
-            total = total + part.distance
-            part.distance = None
+        for segment in self.each_segment():
+            assert segment.distance is not None
+            total = total + segment.distance
+            segment.distance = None
         return self.hp.regularizer * total
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Within the block every forward pass measures its distances from the frozen outputs."""
-        for part in self.each_part():
-            part.measuring = True
+        for segment in self.each_segment():
+            segment.measuring = True
         try:
             yield
         finally:
-            for part in self.each_part():
-                part.measuring = False
+            for segment in self.each_segment():
+                segment.measuring = False
 
-    def each_part(self) -> list[Part]:
+    def each_segment(self) -> list[Segment]:
         """The parts, in order."""
-        return [part for part in self.parts if isinstance(part, Part)]
+        return [segment for segment in self.parts if isinstance(segment, Segment)]
 
     def update(self, loss: Tensor) -> bool:
         """One guarded step; the community's code has no guard."""
@@ -225,7 +225,7 @@ class EcoTTAMaps(EcoTTA):
         """Nothing: BatchNorm keeps the source's statistics."""
 
     def meta_of(
-        self, part: Part, first: nn.Module, last: nn.Module, *, convolutional: bool
+        self, segment: Segment, first: nn.Module, last: nn.Module, *, convolutional: bool
     ) -> nn.Module:
         """The meta part of a stage, of the width of its last norm."""
         return StageMeta(*self.sizes(last.get_submodule("norm")))

@@ -39,9 +39,9 @@ class FOAShift(ShiftMethod):
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Tensor:
         """Logits of the shifted features; then the stream's mean follows."""
-        features = self.seen(images)[:, -1]
-        logits = self.shifted(features)
-        self.follow(features)
+        features = self.forward_features(images)[:, -1]
+        logits = self.shifted_logits(features)
+        self.update_statistics(features)
         return logits
 
 
@@ -70,13 +70,13 @@ class FOABP(ShiftMethod):
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step; returns the shifted logits from before it."""
-        tokens = self.seen(images)
+        tokens = self.forward_features(images)
         loss = softmax_entropy(self.model.head(tokens[:, -1])).mean()
         if len(images) > 1:
             loss = loss + self.hp.distance_weight * distance(tokens, self.source)
-        logits = self.shifted(tokens[:, -1].detach())
+        logits = self.shifted_logits(tokens[:, -1].detach())
         if self.step(loss):
-            self.follow(tokens[:, -1])
+            self.update_statistics(tokens[:, -1])
         return logits
 
 
@@ -120,7 +120,7 @@ class FOA(ShiftMethod):
         fitness, features = [], []
         for candidate in torch.cat([asked.to(last), last]):
             with prompted(self.model, candidate.view_as(self.prompts)):
-                tokens = self.seen(images)
+                tokens = self.forward_features(images)
             fitness.append(self.fitness(tokens))
             features.append(tokens[:, -1])
         values = torch.stack(fitness)
@@ -132,8 +132,8 @@ class FOA(ShiftMethod):
         self.prompts.copy_(
             (asked.to(last)[best] if best < len(asked) else last[0]).view_as(self.prompts)
         )
-        logits = self.shifted(features[best])
-        self.follow(torch.stack(features))
+        logits = self.shifted_logits(features[best])
+        self.update_statistics(torch.stack(features))
         return logits
 
     def fitness(self, tokens: Tensor) -> Tensor:

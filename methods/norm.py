@@ -82,7 +82,7 @@ class Norm(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """Logits under the new statistics."""
         if self.hp.statistics == "ema":
-            self.follow(images)
+            self.update_statistics(images)
         return self.model(images)
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class Norm(Method):
             return n / (n + self.hp.prior)
         return self.hp.alpha if self.hp.statistics == "alpha" else 1.0
 
-    def follow(self, images: Tensor) -> None:
+    def update_statistics(self, images: Tensor) -> None:
         """Move the running statistics in a pass on batch statistics, whose output is dropped."""
         norms = list(self.norms().values())
         statistics = [buffer for norm in norms for buffer in norm.buffers()]

@@ -50,7 +50,7 @@ class DecomposedWeight(WeightAdapter):
         side: Side = "input",
     ) -> None:
         super().__init__()
-        self.hold(weight)
+        self.register_frozen_weight(weight)
         self.norm: Tensor
         norm = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
         self.register_buffer("norm", positive(norm), persistent=False)

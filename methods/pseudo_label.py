@@ -48,10 +48,10 @@ class PseudoLabel(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """One step on -log p of the predicted class; returns the logits before it."""
         logits = self.model(images)
-        self.step(self.objective(logits))
+        self.step(self.total_loss(logits))
         return logits
 
-    def objective(self, rows: Tensor) -> Tensor:
+    def total_loss(self, rows: Tensor) -> Tensor:
         """Mean -log p of the predicted class of logits [n, classes] above the threshold."""
         log_p = rows.log_softmax(-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         confidence = log_p.max(-1).values  # log-probability of the pseudo-label
@@ -69,5 +69,5 @@ class PseudoLabelMaps(PseudoLabel):
     def adapt(self, images: Tensor) -> Tensor:
         """One step on -log p of each pixel's predicted class; returns the logits before it."""
         logits = enlarged(self.model(images), images, self.hp.output_scale)
-        self.step(self.objective(self.model.rows(logits)))
+        self.step(self.total_loss(self.model.rows(logits)))
         return logits

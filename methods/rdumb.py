@@ -67,4 +67,4 @@ class RDumb(Method):
         if not bool(selected.any()):
             self.skip_update()
         elif self.step(self.selection.weigh(entropy[selected])):
-            self.selection.follow(predictions[selected])
+            self.selection.update_average(predictions[selected])

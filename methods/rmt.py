@@ -83,10 +83,10 @@ class RMT(ContrastMethod):
         if self.hp.source_weight:
             shown, labels = self.replay.draw(len(images))
             loss = loss + self.hp.source_weight * cross_entropy(self.model(shown), labels)
-        self.learn(loss)
+        self.update(loss)
         return logits + target
 
-    def learn(self, loss: Tensor) -> None:
+    def update(self, loss: Tensor) -> None:
         """Step, and the teacher follows by α."""
         if self.step(loss):
             ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
@@ -119,4 +119,4 @@ class RMT(ContrastMethod):
         """Draw the student towards the teacher, which follows."""
         with torch.no_grad():
             target = self.teacher(images)
-        self.learn(symmetric_cross_entropy(self.model(images), target).mean())
+        self.update(symmetric_cross_entropy(self.model(images), target).mean())

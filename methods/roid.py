@@ -17,20 +17,20 @@ same but for windows over single images, where theirs sums.
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.method import ema_update
-from ctta_bench.parts.families.weighted import WeightedHyperparameters, WeightedMethod
+from ctta_bench.method import pull_to_source
+from ctta_bench.parts.families.weighted import SampleWeightingHyperparameters, SampleWeightingMethod
 from ctta_bench.registry import METHODS
 
 
 @METHODS.register_module("roid")
-class ROID(WeightedMethod):
+class ROID(SampleWeightingMethod):
     """Weighted self-training with weights averaged with the source's."""
 
     paper = "https://arxiv.org/abs/2306.00650"
     checked_against = "official code"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice
 
-    class Hyperparameters(WeightedHyperparameters):
+    class Hyperparameters(SampleWeightingHyperparameters):
         """Hyper-parameters of ROID."""
 
         lr: float = Field(2.5e-4, ge=0, description="learning rate")
@@ -41,7 +41,6 @@ class ROID(WeightedMethod):
     def adapt(self, images: Tensor) -> Tensor:
         """One step, after which the weights go back; returns the corrected logits from before."""
         logits = self.model(images)
-        if self.learn(images, logits):
-            # θ ← m θ + (1 - m) θ_source
-            ema_update(self.trainable.values(), self.source, self.hp.source_momentum)
+        if self.update(images, logits):
+            pull_to_source(self.trainable.values(), self.source, self.hp.source_momentum)
         return self.corrected(logits.detach())

@@ -180,21 +180,21 @@ class RoTTA(Method):
         images = torch.stack([item.image for item in self.memory])
         self.model.train()
         self.teacher.train()
-        stepped = self.step(self.objective(images))
+        stepped = self.step(self.total_loss(images))
         self.model.eval()
         self.teacher.eval()
         if stepped:
             teacher, student = self.teacher.parameters(), self.model.parameters()
             ema_update(teacher, student, 1 - self.hp.teacher_rate)
 
-    def objective(self, images: Tensor) -> Tensor:
+    def total_loss(self, images: Tensor) -> Tensor:
         """The student's cross-entropy on one view against the teacher, the younger the heavier."""
         with torch.no_grad():
             target = self.teacher(images)
         logits = self.model(self.augment(images, self.model.preprocessing.size))
-        return (self.weights().to(images.device) * soft_cross_entropy(logits, target)).mean()
+        return (self.sample_weights().to(images.device) * soft_cross_entropy(logits, target)).mean()
 
-    def weights(self) -> Tensor:
+    def sample_weights(self) -> Tensor:
         """e^(-A/N) / (1 + e^(-A/N)) of each image, in (0, 1/2]."""
         # In float32 whatever the run's precision, as in both official codes: the difference would
         # show in a comparison in float64.

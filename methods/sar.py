@@ -88,7 +88,7 @@ class SAR(Method):
         loss = entropy[entropy < self.margin].mean()
         self.optimizer_zero_grad()
         stepped = self.backward(loss, guard=guard)
-        self.restore_weights()
+        self.undo_perturbation()
         if stepped and self.optimizer_step(guard=guard):
             self.recover(float(loss.detach()))
         return logits
@@ -108,7 +108,7 @@ class SAR(Method):
         torch._foreach_add_(parameters, list(torch._foreach_mul(gradients, scale)))
 
     @torch.no_grad()
-    def restore_weights(self) -> None:
+    def undo_perturbation(self) -> None:
         """Back to θ, to the bit."""
         torch._foreach_copy_(list(self.trainable.values()), self.kept)
         self.kept = []

@@ -131,15 +131,15 @@ class SVDP(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """One step on the teacher's labels; returns its log-probabilities [n, classes, H, W]."""
         uncertainty = self.uncertainty(images)
-        logits = self.label(images, uncertainty)
+        logits = self.teacher_log_probabilities(images, uncertainty)
         shown = images + self.prompts(self.prompt, uncertainty, 1.0)
         if self.step(hard_loss(self.model(shown), logits)):
-            self.follow(uncertainty)
+            self.ema_update_and_restore(uncertainty)
         return logits
 
     def predict(self, images: Tensor) -> Tensor:
         """The teacher's log-probabilities over the views."""
-        return self.label(images, self.uncertainty(images))
+        return self.teacher_log_probabilities(images, self.uncertainty(images))
 
     @property
     def scored_model(self) -> SourceModel:
@@ -150,7 +150,7 @@ class SVDP(Method):
         )
 
     @torch.no_grad()
-    def follow(self, uncertainty: Tensor) -> None:
+    def ema_update_and_restore(self, uncertainty: Tensor) -> None:
         """Teacher and its prompt follow, then a share of weights and biases is set back."""
         ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
         momentum = prompt_momentum(uncertainty, self.hp.uncertainty_rate)
@@ -179,7 +179,7 @@ class SVDP(Method):
             )
 
     @torch.no_grad()
-    def label(self, images: Tensor, uncertainty: Tensor) -> Tensor:
+    def teacher_log_probabilities(self, images: Tensor, uncertainty: Tensor) -> Tensor:
         """Log-probabilities: of the plain view where the anchor is sure, elsewhere of all views."""
         size = self.size(self.hp.output_scale)
 

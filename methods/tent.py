@@ -64,14 +64,14 @@ class Tent(Method):
             self.reset()
         for _ in range(self.hp.steps):
             logits = self.logits(images)
-            self.step(self.objective(logits))
+            self.step(self.total_loss(logits))
         return logits
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits [n, classes] before the step."""
         return self.model(images)
 
-    def objective(self, logits: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor) -> Tensor:
         """Mean entropy of the images."""
         return softmax_entropy(logits).mean()
 
@@ -87,7 +87,7 @@ class TentMaps(Tent):
         """Logits [n, classes, h, w], at the size that `output_scale` says."""
         return enlarged(self.model(images), images, self.hp.output_scale)
 
-    def objective(self, logits: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor) -> Tensor:
         """Mean entropy of the pixels, or their cross-entropy against the own argmax."""
         if self.hp.loss == "hard":
             return hard_loss(logits, logits.detach())

@@ -100,7 +100,7 @@ class VDP(Method):
         target = self.target(images)
         logits = self.prompted(images, self.specific, self.agnostic)
         self.notice_domain(logits)
-        self.learn(soft_cross_entropy(logits, target).mean())
+        self.update(soft_cross_entropy(logits, target).mean())
         return logits
 
     @torch.no_grad()
@@ -142,7 +142,7 @@ class VDP(Method):
         within = steps[:, None] * width + steps
         return (corners[:, None] + within.flatten()).flatten().to(self.device)
 
-    def learn(self, loss: Tensor) -> None:
+    def update(self, loss: Tensor) -> None:
         """Step, then the teacher's average, then the importance of what ω did."""
         hold = self.importance.penalty(self.agnostic)
         if not self.backward(loss + self.hp.homeostasis * hold):
@@ -151,7 +151,7 @@ class VDP(Method):
         gradient = self.gradient_of_the_loss_alone()
         if self.optimizer_step():
             ema_update(self.teacher, [self.specific, self.agnostic], self.hp.teacher_momentum)
-            self.importance.follow(gradient, self.agnostic.detach() - before)
+            self.importance.accumulate(gradient, self.agnostic.detach() - before)
 
     def gradient_of_the_loss_alone(self) -> Tensor:
         """∂/∂ω without the hold, whose gradient is known."""
@@ -182,7 +182,7 @@ class VDPMaps(VDP):
         target = self.target(images)
         logits = self.prompted(images, self.specific, self.agnostic)
         self.notice_domain(self.model.rows(logits))
-        self.learn(hard_loss(logits, target))
+        self.update(hard_loss(logits, target))
         return target
 
     @torch.no_grad()

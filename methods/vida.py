@@ -186,15 +186,15 @@ class ViDA(Method):
 
     def warmed_up(self) -> None:
         """The teacher, and what is restored, start from the warmed adapters."""
-        self.follow(0.0, 0.0)
+        self.ema_update_teacher(0.0, 0.0)
         if self.hp.restore_probability:
             self.remember_source()
 
     def adapt(self, images: Tensor) -> Tensor:
         """Weigh the branches, learn from the teacher, which follows; returns its logits."""
-        self.allot(self.uncertainty(images))
+        self.scale_by_uncertainty(self.uncertainty(images))
         target = self.predict(images)
-        self.learn(images, target)
+        self.update(images, target)
         return target
 
     @torch.no_grad()
@@ -210,7 +210,7 @@ class ViDA(Method):
         values = at_least_float32(torch.cat(list(seen)))
         return SHARE * float(values.var(0).mean())
 
-    def allot(self, uncertainty: float) -> None:
+    def scale_by_uncertainty(self, uncertainty: float) -> None:
         """Homeostatic knowledge allotment: the high rank weighs more for uncertain batches."""
         if not math.isfinite(uncertainty):
             return  # its update will be left out as well
@@ -219,21 +219,21 @@ class ViDA(Method):
         if not self.hp.faithful:
             self.scales.high = 1 - uncertainty if certain else 1 + uncertainty
 
-    def learn(self, images: Tensor, target: Tensor) -> None:
+    def update(self, images: Tensor, target: Tensor) -> None:
         """One step towards the teacher's logits; then the teacher follows."""
-        loss = self.objective(self.model(images), target)
+        loss = self.total_loss(self.model(images), target)
         if self.step(loss, least_norm=0.0 if self.hp.faithful else self.hp.min_gradient_norm):
-            self.follow(self.hp.teacher_momentum, self.hp.adapter_momentum)
+            self.ema_update_teacher(self.hp.teacher_momentum, self.hp.adapter_momentum)
             if self.hp.restore_probability:
-                self.restore()
+                self.stochastic_restore()
 
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes] to the teacher's, or of both directions."""
         symmetric = self.hp.loss == "symmetric"
         between = symmetric_cross_entropy if symmetric else soft_cross_entropy
         return between(logits, target).mean()
 
-    def follow(self, weights: float, adapters: float) -> None:
+    def ema_update_teacher(self, weights: float, adapters: float) -> None:
         """Move the teacher towards the student, with a momentum for each group."""
         teacher = dict(self.teacher.network.named_parameters())
         for group, momentum in ((self.weights, weights), (self.adapters, adapters)):
@@ -244,7 +244,7 @@ class ViDA(Method):
         self.restored = list(self.trainable.values())
         self.source = [parameter.detach().clone() for parameter in self.restored]
 
-    def restore(self) -> None:
+    def stochastic_restore(self) -> None:
         """Set a random share p of all learning scalars back to the source."""
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)
 

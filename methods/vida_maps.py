@@ -14,7 +14,7 @@ from ctta_bench.parts.segmentation.scales import (
     check_hard_labels,
     first_views,
     hard_loss,
-    labels_over_views,
+    log_probabilities_over_views,
 )
 
 
@@ -43,18 +43,18 @@ class ViDAMaps(ViDA):
 
     def adapt(self, images: Tensor) -> Tensor:
         """Labels over the views, which show the uncertainty, too; learn from them."""
-        target, variance = self.labels(images)
-        self.allot(SHARE * variance)
-        self.learn(images, target)
+        target, variance = self.teacher_log_probabilities(images)
+        self.scale_by_uncertainty(SHARE * variance)
+        self.update(images, target)
         return target
 
     def predict(self, images: Tensor) -> Tensor:
         """The teacher's log-probabilities over the views."""
-        return self.labels(images)[0]
+        return self.teacher_log_probabilities(images)[0]
 
-    def labels(self, images: Tensor) -> tuple[Tensor, float]:
+    def teacher_log_probabilities(self, images: Tensor) -> tuple[Tensor, float]:
         """The teacher's log-probabilities [n, classes, H, W], and the variance over the views."""
-        return labels_over_views(
+        return log_probabilities_over_views(
             images,
             self.views,
             self.teacher,
@@ -63,7 +63,7 @@ class ViDAMaps(ViDA):
             threshold=self.hp.confidence_threshold,
         )
 
-    def objective(self, logits: Tensor, target: Tensor) -> Tensor:
+    def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes, h, w] against the most likely classes."""
         return hard_loss(logits, target)
 

@@ -4,6 +4,7 @@ stored/0.1.0/ was written by that release on the toy benchmark: finished cells, 
 an interrupted one behind its warm-up, and (whole/) what the last two became without interruption.
 """
 
+import copy
 import importlib
 import json
 import shutil
@@ -11,16 +12,25 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 import ctta_bench
 from ctta_bench.analysis import load
 from ctta_bench.cli import app
-from ctta_bench.names import RENAMED_MODULES
+from ctta_bench.model import SourceModel
+from ctta_bench.names import RENAMED_MODULES, RENAMED_NAMES
+from ctta_bench.parts.adapters.injected import InjectedLinear
+from ctta_bench.parts.families.weighted import (
+    SampleWeightingHyperparameters,
+    SampleWeightingMethod,
+)
+from ctta_bench.source_models.tiny import tiny_vit
 
 HERE = Path(__file__).parent
 STORED = HERE / "stored" / "0.1.0"
@@ -181,20 +191,28 @@ def test_the_contract_of_plug_ins_is_importable_without_a_warning() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_renamed_module_is_found_under_its_old_name_with_one_warning() -> None:
+def test_every_renamed_module_and_name_is_found_by_its_old_name_with_one_warning() -> None:
     code = (
         "import importlib, warnings\n"
-        "from ctta_bench.names import RENAMED_MODULES\n"
+        "from ctta_bench.names import RENAMED_MODULES, RENAMED_NAMES\n"
         "warnings.simplefilter('always')\n"
         "for old, new in RENAMED_MODULES.items():\n"
-        "    with warnings.catch_warnings(record=True) as told:\n"
+        "    with warnings.catch_warnings(record=True) as caught:\n"
         "        warnings.simplefilter('always', FutureWarning)\n"
         "        for _ in range(2):\n"
         "            found = importlib.import_module(f'ctta_bench.{old}')\n"
-        "    ours = [str(w.message) for w in told if w.category is FutureWarning]\n"
+        "    ours = [str(w.message) for w in caught if w.category is FutureWarning]\n"
         "    assert len(ours) == 1 and f'ctta_bench.{new} since' in ours[0], (old, ours)\n"
         "    assert found is importlib.import_module(f'ctta_bench.{new}'), old\n"
         "    assert found.__spec__.name == f'ctta_bench.{new}', old\n"
+        "for path, names in RENAMED_NAMES.items():\n"
+        "    module = importlib.import_module(f'ctta_bench.{path}')\n"
+        "    for old, new in names.items():\n"
+        "        with warnings.catch_warnings(record=True) as caught:\n"
+        "            warnings.simplefilter('always', FutureWarning)\n"
+        "            for _ in range(2):\n"
+        "                assert getattr(module, old) is getattr(module, new), old\n"
+        "        assert [f'.{new} since' in str(w.message) for w in caught] == [True], old\n"
     )
 
     done = subprocess.run(
@@ -202,11 +220,65 @@ def test_every_renamed_module_is_found_under_its_old_name_with_one_warning() -> 
     )
 
     assert done.returncode == 0, done.stderr
-    assert RENAMED_MODULES
+    assert RENAMED_MODULES and RENAMED_NAMES
 
 
 def test_a_renamed_module_names_the_release() -> None:
-    with pytest.warns(FutureWarning, match=r"is ctta_bench\.run\.engine since ctta-bench 0\.2\.0"):
+    with pytest.warns(
+        FutureWarning, match=r"is called ctta_bench\.run\.engine since ctta-bench 0\.2\.0"
+    ):
         sys.modules.pop("ctta_bench.engine", None)
         importlib.import_module("ctta_bench.engine")
     assert hasattr(ctta_bench, "engine")
+
+
+def test_old_hooks_of_a_plug_in_give_the_same_numbers_with_one_warning_each() -> None:
+    class New(SampleWeightingMethod):
+        Hyperparameters = SampleWeightingHyperparameters
+
+        def total_loss(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+            return super().total_loss(images, logits, weights) / 2
+
+        def adapt(self, images: Tensor) -> Tensor:
+            logits = self.model(images)
+            self.update(images, logits)
+            return logits
+
+    network = tiny_vit()
+    images = torch.rand(3, 8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    expected = [New(SourceModel(copy.deepcopy(network)))(batch) for batch in images]
+
+    with pytest.warns(FutureWarning) as caught:
+
+        class Old(SampleWeightingMethod):
+            Hyperparameters = SampleWeightingHyperparameters
+
+            def objective(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+                return super().objective(images, logits, weights) / 2
+
+            def adapt(self, images: Tensor) -> Tensor:
+                logits = self.model(images)
+                self.learn(images, logits)
+                return logits
+
+        found = [Old(SourceModel(copy.deepcopy(network)))(batch) for batch in images]
+
+    assert all(map(torch.equal, found, expected))
+    owner = "SampleWeightingMethod"
+    pairs = {
+        "Old.objective": "Old.total_loss",
+        f"{owner}.objective": f"{owner}.total_loss",
+        f"{owner}.learn": f"{owner}.update",
+    }
+    assert sorted(str(warning.message) for warning in caught) == sorted(
+        f"{old} is called {new} since ctta-bench 0.2.0; the old name will be removed in 0.3.0."
+        for old, new in pairs.items()
+    )
+
+
+def test_an_old_attribute_reads_and_sets_the_new_one() -> None:
+    layer: Any = InjectedLinear(torch.nn.Linear(2, 2), "m", {})
+    with pytest.warns(FutureWarning, match="InjectedLinear.bypassed is called .*adapters_disabled"):
+        layer.bypassed = True
+    assert layer.adapters_disabled
+    assert layer.bypassed

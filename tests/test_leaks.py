@@ -9,7 +9,7 @@ import torch
 
 from ctta_bench.measuring.memory import resting_bytes
 from ctta_bench.registry import METHODS
-from ctta_bench.testing import Bench, serving_benches
+from ctta_bench.testing import Bench, supported_benches
 
 # Of a stream of 2,000 batches; memories and running averages are full long before.
 SETTLED, LENGTH = 400, int(os.environ.get("CTTA_LEAK_BATCHES", "2000"))
@@ -30,7 +30,7 @@ def live_tensors() -> int:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", METHODS.names())
 def test_memory_is_constant_over_two_thousand_batches(name: str) -> None:
-    bench = serving_benches(METHODS.get(name), {})[0]
+    bench = supported_benches(METHODS.get(name), {})[0]
     method = bench.method(**quick(bench))
     batches = itertools.cycle(bench.batches(8, size=4))
 

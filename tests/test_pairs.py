@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.main import tables
-from ctta_bench.authoring.compatibility import pair
+from ctta_bench.authoring.compatibility import compatibility
 from ctta_bench.cli import app
 from ctta_bench.cli.progress import ConsoleProgress
 from ctta_bench.config.cell import CellRequest, resolve
@@ -162,7 +162,7 @@ def test_a_transformer_without_any_record_gets_images_of_the_only_size_that_it_t
 def test_methods_of_norm_layers_report_these_and_no_other(
     name: str, model: str, count: int, tensors: int
 ) -> None:
-    found = pair(name, SourceModel(MODELS.get(model)(), name=model))
+    found = compatibility(name, SourceModel(MODELS.get(model)(), name=model))
     assert (found.parameters, len(found.trainable)) == (count, tensors)
 
 
@@ -184,13 +184,13 @@ def test_methods_of_norm_layers_report_these_and_no_other(
     ],
 )
 def test_the_reported_count_is_that_of_the_formula(name: str, count: int) -> None:
-    found = pair(name, SourceModel(MODELS.get("toy_vit")(), name="toy_vit"))
+    found = compatibility(name, SourceModel(MODELS.get("toy_vit")(), name="toy_vit"))
     assert found.parameters == count
 
 
 def test_cotta_reports_the_whole_network_but_class_token_and_position_table() -> None:
     network = MODELS.get("toy_vit")()
-    found = pair("cotta", SourceModel(network, name="toy_vit"))
+    found = compatibility("cotta", SourceModel(network, name="toy_vit"))
     whole = sum(p.numel() for p in network.parameters())
     assert found.parameters == whole - 24 - 5 * 24
 

@@ -34,7 +34,7 @@ def statistics(chosen: Cell, said: list[str] | None = None) -> dict[str, Tensor]
     opened = open_cell(chosen)
     method: Any = opened.method()
     method.start(opened.source(method, (said if said is not None else []).append))
-    return {"mean": method.source.mean, "std": method.source.std}
+    return {"mean": method.source_statistics.mean, "std": method.source_statistics.std}
 
 
 def stored(root: Path) -> list[Path]:
@@ -53,7 +53,7 @@ def test_stored_statistics_are_the_computed_ones_to_the_bit(tmp_path: Path) -> N
     opened = open_cell(chosen)
     method: Any = opened.method()
     method.start(source_data(opened.benchmark, method, 0))  # nothing is kept here
-    plain = {"mean": method.source.mean, "std": method.source.std}
+    plain = {"mean": method.source_statistics.mean, "std": method.source_statistics.std}
     assert stored(tmp_path) == []
     first, second = statistics(chosen), statistics(chosen)
     assert bits(plain) == bits(first) == bits(second)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
-from ctta_bench.method.state import capture, restore
+from ctta_bench.method.state import capture, load_state
 from tests.methods import plain, through_disk
 
 Pair = namedtuple("Pair", "image age")
@@ -37,7 +37,7 @@ class Box:
 
 def moved(box: Box, fresh: Box) -> Box:
     """`fresh` in the state of `box`, by way of a file."""
-    restore(fresh, through_disk(capture(box)))
+    load_state(fresh, through_disk(capture(box)))
     return fresh
 
 
@@ -111,7 +111,7 @@ def test_equal_networks_are_copied_once_and_come_back_apart() -> None:
     assert len(set(places)) == 3
     assert places[0] == places[1] == places[2]
 
-    restore(box, tree)
+    load_state(box, tree)
     with torch.no_grad():
         box.student.weight.zero_()
     assert box.teacher.weight.abs().sum() > 0
@@ -129,7 +129,7 @@ def test_what_equals_a_frozen_source_weight_is_not_copied() -> None:
 
     with torch.no_grad():
         box.teacher[0].weight.zero_()
-    restore(box, tree)
+    load_state(box, tree)
     assert torch.equal(box.teacher[0].weight, source[0].weight)
     assert box.teacher[0].weight.data_ptr() != source[0].weight.data_ptr()
 
@@ -228,7 +228,7 @@ def test_objects_in_a_memory_come_back_as_objects_of_their_class() -> None:
 def test_the_classes_of_a_memory_may_be_those_of_the_owners_base() -> None:
     child = type("Child", (Box,), {"__module__": "tests.methods"})
     there, fresh = child(memory=[Item(torch.ones(1), 2)]), child()
-    restore(fresh, through_disk(capture(there)))
+    load_state(fresh, through_disk(capture(there)))
     assert type(fresh.memory[0]) is Item
 
 
@@ -250,7 +250,7 @@ def test_attributes_that_appeared_later_are_deleted() -> None:
     box = Box(kept=1)
     tree = capture(box)
     box.average = torch.ones(1)
-    restore(box, tree)
+    load_state(box, tree)
     assert vars(box) == {"kept": 1}
 
 
@@ -258,7 +258,7 @@ def test_attributes_to_skip_are_neither_captured_nor_deleted() -> None:
     box = Box(a=1, b=2)
     tree = capture(box, skip=frozenset({"b"}))
     assert set(tree) == {"a"}
-    restore(box, tree, skip=frozenset({"b"}))
+    load_state(box, tree, skip=frozenset({"b"}))
     assert box.b == 2
 
 
@@ -293,4 +293,4 @@ def test_classes_from_elsewhere_are_never_built_by_a_checkpoint() -> None:
     tree = capture(Box(memory=[Item(torch.ones(1), 1)]))
     tree["memory"]["items"][0]["class"] = "Popen"
     with pytest.raises(MethodError, match=r"no class 'Popen' in tests\.test_state"):
-        restore(Box(), tree)
+        load_state(Box(), tree)

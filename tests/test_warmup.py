@@ -240,11 +240,11 @@ def test_statistics_are_of_the_source_weights_unless_the_warmed_ones_are_asked_f
     of_source, of_warmed = fresh("paid"), fresh("paid", statistics_model="warmed")
     for method in (of_source, of_warmed):
         method.start(source_of(method))
-    assert torch.equal(of_source.source.mean, cold.source.mean)
+    assert torch.equal(of_source.source_statistics.mean, cold.source_statistics.mean)
     with torch.no_grad():
         first = torch.cat([of_warmed.model.features(x) for x in source_images().batches()])[:16]
-    torch.testing.assert_close(of_warmed.source.mean, first.mean(0))
-    assert (of_warmed.source.mean - cold.source.mean).abs().max() > 1e-3
+    torch.testing.assert_close(of_warmed.source_statistics.mean, first.mean(0))
+    assert (of_warmed.source_statistics.mean - cold.source_statistics.mean).abs().max() > 1e-3
 
 
 def test_a_warm_up_of_paid_teaches_magnitudes_and_rotations_only() -> None:

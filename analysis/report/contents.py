@@ -37,7 +37,7 @@ def made_tables(
     `against`: what the report is held against; an entry may be made for that alone.
     """
     found = {}
-    for name in TABLES.in_place(of=of):
+    for name in TABLES.names_with(of=of):
         facts = TABLES.find(name).attributes
         if facts.get("against") in (None, against):
             made = TABLES.get(name)(runs)
@@ -54,7 +54,7 @@ def made_figures(runs: Runs, stem: Path, canvas: Canvas, of: str | None = None) 
     chooses itself, each with its text.
     """
     found = []
-    for name in FIGURES.in_place(of=of):
+    for name in FIGURES.names_with(of=of):
         facts, draw = FIGURES.find(name).attributes, FIGURES.get(name)
         if "text" in facts:
             drawn = [(facts["text"], draw(runs, stem.with_name(f"{stem.name}-{name}"), canvas))]

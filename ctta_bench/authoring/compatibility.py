@@ -22,7 +22,7 @@ PRESETS_FOR: dict[Task, str] = {"classification": "any", "segmentation": "citysc
 
 
 @dataclass(frozen=True)
-class Pair:
+class Compatibility:
     """A method on a model: the tensors it trains with their numbers of values, or why not.
 
     `scored` is the network whose logits are scored, always as it is before the batch's update.
@@ -41,7 +41,7 @@ class Pair:
         return sum(self.trainable.values())
 
 
-def pairs(model: str, methods: list[str]) -> Iterator[Pair]:
+def compatibilities(model: str, methods: list[str]) -> Iterator[Compatibility]:
     """Each of `methods`, with its default preset, on the model called `model`.
 
     Raises ConfigError for an unknown model.
@@ -50,18 +50,18 @@ def pairs(model: str, methods: list[str]) -> Iterator[Pair]:
     preprocessing = recorded_preprocessing(network, "true")
     for name in methods:
         fresh = SourceModel(copy.deepcopy(network), name=model, preprocessing=preprocessing)
-        yield pair(name, fresh)
+        yield compatibility(name, fresh)
 
 
-def pair(name: str, model: SourceModel) -> Pair:
+def compatibility(name: str, model: SourceModel) -> Compatibility:
     """The method called `name` on a model, which it changes."""
     entry = METHODS.get(name)
     values = preset_values(name, "default", PRESETS_FOR[model.task])
     try:
         method = entry(model, validate(entry.Hyperparameters, values, f"method {name}"))
     except MethodError as error:
-        return Pair(name, model.name, refusal=str(error))
-    return Pair(
+        return Compatibility(name, model.name, refusal=str(error))
+    return Compatibility(
         name,
         model.name,
         trainable={key: p.numel() for key, p in method.trainable.items()},

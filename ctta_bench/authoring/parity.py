@@ -149,8 +149,8 @@ class CaseSource:
 
 
 @dataclass
-class Play:
-    """A case played through our method."""
+class ReplayedCase:
+    """A case replayed through our method."""
 
     case: dict[str, Any]
     recorded: dict[str, Tensor]
@@ -160,7 +160,7 @@ class Play:
     after_batch: list[dict[str, Any]] = field(default_factory=list)
 
 
-def play(file: CaseFile, dtype: torch.dtype) -> Play:
+def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
     """Feed a case's stream to our method, built from its source, function and hyper-parameters."""
     case, recorded = file.read(), file.recorded()
     translation = translate(case)
@@ -178,13 +178,13 @@ def play(file: CaseFile, dtype: torch.dtype) -> Play:
     method.start(source if method.source_access != "none" else None)
     # Some official codes start with a memory of images from before the stream.
     images = stream["source_images"].to(dtype) / 255
-    translation.lay_start(method, case, recorded | {"source_images": images})
-    played = Play(case, recorded, method, [], {})
+    translation.set_initial_state(method, case, recorded | {"source_images": images})
+    replayed = ReplayedCase(case, recorded, method, [], {})
     for number in range(sum(key.startswith("logits_") for key in recorded)):
-        played.logits.append(method(stream[f"images_{number}"].to(dtype) / 255))
-        played.after_batch.append(dict(method.counters))
-    played.tensors = translation.tensors(method)
-    return played
+        replayed.logits.append(method(stream[f"images_{number}"].to(dtype) / 255))
+        replayed.after_batch.append(dict(method.counters))
+    replayed.tensors = translation.tensors(method)
+    return replayed
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Verdict:
 
 
 def verdict(file: CaseFile) -> Verdict:
-    """Play a case in float64 and float32 and compare all that was recorded of it."""
+    """Replay a case in float64 and float32 and compare all that was recorded of it."""
     case = file.read()
     translation, commit = translate(case), case.get("commit", "-")
     if translation is None or translation.method not in METHODS.names():
@@ -220,7 +220,11 @@ def verdict(file: CaseFile) -> Verdict:
         wrong = [w for t in (torch.float64, torch.float32) for w in function_mismatches(file, t)]
         worst, limit = function_difference(file)
         return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
-    exact, single, limits = play(file, torch.float64), play(file, torch.float32), case["tolerance"]
+    exact, single, limits = (
+        replay_case(file, torch.float64),
+        replay_case(file, torch.float32),
+        case["tolerance"],
+    )
     if not exact.logits:
         worst, limit = statistics_difference(single), limits["logits_abs"]
         return Verdict(*about, commit, worst, limit, worst <= limit)
@@ -243,9 +247,9 @@ def write_verdicts(verdicts: Iterable[Verdict], out: Path) -> None:
             writer.writerow([*(getattr(row, name) for name in fields[:4]), *numbers, row.words])
 
 
-def statistics_difference(played: Play) -> float:
+def statistics_difference(replayed: ReplayedCase) -> float:
     """Largest difference of source statistics from the recorded ones; inf if there are none."""
-    pairs = [(ours, played.recorded.get(name)) for name, ours in played.tensors.items()]
+    pairs = [(ours, replayed.recorded.get(name)) for name, ours in replayed.tensors.items()]
     return max((_difference(o, t) for o, t in pairs if t is not None), default=math.inf)
 
 
@@ -303,20 +307,20 @@ def _difference(ours: Tensor | None, theirs: Tensor) -> float:
     return difference if math.isfinite(difference) else math.inf
 
 
-def largest_difference(played: Play, prefix: str) -> float:
+def largest_difference(replayed: ReplayedCase, prefix: str) -> float:
     """Largest difference of any scored logit from those recorded under `prefix`; nan is inf."""
     differences = [
-        float((ours - played.recorded[f"{prefix}{number}"]).abs().max())
-        for number, ours in enumerate(played.logits)
+        float((ours - replayed.recorded[f"{prefix}{number}"]).abs().max())
+        for number, ours in enumerate(replayed.logits)
     ]
     return max((d if math.isfinite(d) else math.inf for d in differences), default=math.inf)
 
 
-def tensor_mismatches(played: Play) -> list[str]:
+def tensor_mismatches(replayed: ReplayedCase) -> list[str]:
     """What of the adapted tensors at the end differs from the recorded figures, a phrase each."""
     found = []
-    for name, facts in played.case["final"].get("student", {}).items():
-        ours, tolerance = played.tensors.get(name), facts["tolerance"]
+    for name, facts in replayed.case["final"].get("student", {}).items():
+        ours, tolerance = replayed.tensors.get(name), facts["tolerance"]
         if ours is None or list(ours.shape) != facts["shape"]:
             found.append(f"{name}: missing or of another shape")
             continue
@@ -330,7 +334,7 @@ def tensor_mismatches(played: Play) -> list[str]:
             (f"value {i}", float(v), first[i], tolerance)
             for i, v in enumerate(ours.flatten()[: len(first)])
         ]
-        whole = played.recorded.get(f"final/student/{name}")
+        whole = replayed.recorded.get(f"final/student/{name}")
         if whole is not None:
             # As one figure: the largest deviation of any entry; equal NaNs are equal.
             both = torch.isnan(whole) & torch.isnan(ours)

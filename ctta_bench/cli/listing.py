@@ -113,9 +113,9 @@ def list_pairs(model: str, verbose: bool, as_json: bool) -> None:
     """What every method would update in a model, or why it cannot serve it."""
     from dataclasses import asdict
 
-    from ctta_bench.authoring.compatibility import pairs
+    from ctta_bench.authoring.compatibility import compatibilities
 
-    found = list(pairs(model, registry.METHODS.names()))
+    found = list(compatibilities(model, registry.METHODS.names()))
     if as_json:
         print_json([asdict(pair) | {"parameters": pair.parameters} for pair in found])
         return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from ctta_bench.method.updates import (
         ema_update,
+        pull_to_source,
         soft_cross_entropy,
         softmax_entropy,
         stochastic_restore,
@@ -31,6 +32,7 @@ __all__ = [
     "SourceAccess",
     "WarmupHyperparameters",
     "ema_update",
+    "pull_to_source",
     "soft_cross_entropy",
     "softmax_entropy",
     "stochastic_restore",

@@ -22,6 +22,7 @@ from ctta_bench.method import state
 from ctta_bench.method.hyperparameters import MethodHyperparameters
 from ctta_bench.method.warmup import Warmup, load_warmed
 from ctta_bench.model import SourceModel, Task
+from ctta_bench.names import OldNames
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 SourceAccess = Literal["none", "unlabelled", "labelled"]
@@ -35,7 +36,7 @@ _BASE = frozenset(
 _SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
 
 
-class Method:
+class Method(OldNames):
     """Base of all methods; call it with images float [n, 3, H, W] in [0, 1], get scored logits.
 
     Neither labels nor domain names ever reach a method. Subclasses define `Hyperparameters`,
@@ -184,7 +185,7 @@ class Method:
                 "but none was given; pass the benchmark's source set to start()."
             )
         if self.hp.warms_up:
-            load_warmed(self, self._learnt_from(source) if warmed is None else warmed)
+            load_warmed(self, self._run_warmup(source) if warmed is None else warmed)
             self._scaler, self.loss = self._new_scaler(), None
             self.warmed_up()
         with self._own_randomness(), self._autocast():
@@ -214,7 +215,7 @@ class Method:
         Counters and the random stream go on. Before the first batch there is nothing to undo.
         """
         if self._started:
-            state.restore(self, self._initial, skip=_SURVIVES_RESET)
+            state.load_state(self, self._initial, skip=_SURVIVES_RESET)
         self.counters["resets"] += 1
 
     def state_dict(self) -> state.Node:
@@ -225,7 +226,7 @@ class Method:
         """Go on from a `state_dict` of a method built and started in the same way."""
         if not self._started:  # or else the loaded state would be what `reset` returns to
             self.start()
-        self._restore(tree)
+        self._load_state(tree)
 
     @property
     def segments(self) -> bool:
@@ -395,10 +396,10 @@ class Method:
                 f"{self.model.name}; leave the warmup_... values out."
             )
 
-    def _restore(self, tree: state.Node) -> None:
-        state.restore(self, tree, skip=_BASE)
+    def _load_state(self, tree: state.Node) -> None:
+        state.load_state(self, tree, skip=_BASE)
 
-    def _learnt_from(self, source: Any) -> dict[str, Tensor]:
+    def _run_warmup(self, source: Any) -> dict[str, Tensor]:
         warmup = Warmup(self, source)
         for _ in warmup.updates():
             pass

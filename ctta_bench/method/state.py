@@ -206,7 +206,7 @@ def capture(
     return {k: job.encode(v, k) for k, v in attributes.items()}
 
 
-class _Restore:
+class _Load:
     def __init__(self, owner: object) -> None:
         self.owner = owner
         self.made: dict[int, Any] = {}
@@ -339,13 +339,13 @@ class _Restore:
         return current
 
 
-def restore(owner: object, tree: Node, *, skip: frozenset[str] = frozenset()) -> None:
+def load_state(owner: object, tree: Node, *, skip: frozenset[str] = frozenset()) -> None:
     """Put a captured tree back into `owner`; attributes that the tree lacks are deleted.
 
     Modules, parameters and optimisers are filled in place; everything else is replaced.
     Raises MethodError if the tree is not of a like object.
     """
-    job = _Restore(owner)
+    job = _Load(owner)
     for name in set(vars(owner)) - set(tree) - skip:
         delattr(owner, name)
     for name, node in tree.items():

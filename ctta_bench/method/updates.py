@@ -33,6 +33,12 @@ def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: f
 
 
 @torch.no_grad()
+def pull_to_source(parameters: Iterable[Tensor], source: Iterable[Tensor], momentum: float) -> None:
+    """θ ← m θ + (1 - m) θ_source with m = `momentum`, in place."""
+    torch._foreach_lerp_(list(parameters), list(source), 1 - momentum)
+
+
+@torch.no_grad()
 def stochastic_restore(
     parameters: Iterable[Tensor], source: Iterable[Tensor], probability: float
 ) -> None:

@@ -132,7 +132,7 @@ class Warmup:
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Go on from a `state_dict` of a warm-up of a like method."""
-        self.method._restore(tree["method"])
+        self.method._load_state(tree["method"])
         self.done = tree["done"]
 
     def finish(self) -> dict[str, Tensor]:

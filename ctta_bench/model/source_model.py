@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model.preprocessing import Preprocessing, Regime, recorded_preprocessing
+from ctta_bench.names import OldNames
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -39,7 +40,7 @@ class PassCounts:
         return self
 
 
-class SourceModel(nn.Module):
+class SourceModel(OldNames, nn.Module):
     """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes] (or a map).
 
     `network` is a timm classifier or any module from normalised images to logits. Its own
@@ -145,7 +146,7 @@ class SourceModel(nn.Module):
         return recorded_preprocessing(self.network, "true", self.preprocessing.size)
 
     @contextlib.contextmanager
-    def fed_as_trained(self) -> Iterator[None]:
+    def with_trained_preprocessing(self) -> Iterator[None]:
         """Within the block images go through `trained_preprocessing`, whatever the regime is."""
         before = self.preprocessing, self.mean, self.std
         self.preprocessing = given = self.trained_preprocessing()

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
+from ctta_bench.names import renamed
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 
-def encoder_parts(
+def encoder_segments(
     model: SourceModel, count: int, *, asked_by: str
 ) -> list[tuple[nn.Module, nn.Module]]:
     """First and last block of each part: the stages of a convolutional network, or `count` equal
@@ -37,7 +41,7 @@ def is_stage(module: nn.Module) -> bool:
     return all(any(isinstance(m, kind) for m in inside) for kind in (nn.Conv2d, nn.BatchNorm2d))
 
 
-class Part(nn.Module):
+class Segment(nn.Module):
     """Consecutive blocks of an encoder, from `first` to `last`, and a module around them.
 
     `meta(output, entered)` gives what leaves, from what the frozen blocks give and what entered

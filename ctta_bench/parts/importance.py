@@ -7,8 +7,10 @@ every change of domain.
 import torch
 from torch import Tensor
 
+from ctta_bench.names import OldNames
 
-class PathImportance:
+
+class PathImportance(OldNames):
     """Λ: how much of the loss's decrease each value of a parameter brought, over the domains.
 
     `work` is Σ -g δ within the present domain, `start` the value at its beginning, `anchor` the
@@ -22,7 +24,7 @@ class PathImportance:
         self.start = parameter.detach().clone()
         self.anchor = parameter.detach().clone()
 
-    def follow(self, gradient: Tensor, movement: Tensor) -> None:
+    def accumulate(self, gradient: Tensor, movement: Tensor) -> None:
         """Note a step: the gradient before it, and the movement it made."""
         self.work = self.work - gradient * movement
 

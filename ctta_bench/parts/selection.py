@@ -6,14 +6,20 @@ before as redundant, and those that are left weigh the more the surer they are, 
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-FOLLOWING = 0.1  # share of a batch in the average prediction
+from ctta_bench.names import OldNames, renamed
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
+
+BATCH_SHARE = 0.1  # share of a batch in the average prediction
 
 
-class Selection:
+class Selection(OldNames):
     """Reliable images unlike the average prediction; keeps that average and counts.
 
     `margin` is E0 as a share of ln C, the largest entropy there is; `max_similarity` is ε, the
@@ -43,10 +49,10 @@ class Selection:
         """Mean of entropies [n] weighted by exp(E0 - H), which is no part of the gradient."""
         return ((self.margin - entropy.detach()).exp() * entropy).mean()
 
-    def follow(self, predictions: Tensor) -> None:
+    def update_average(self, predictions: Tensor) -> None:
         """Move the average prediction [classes] by a tenth towards these [n, classes]."""
         mean = predictions.mean(0)
         if self.average is None:
             self.average = mean
         else:
-            self.average = (1 - FOLLOWING) * self.average + FOLLOWING * mean
+            self.average = (1 - BATCH_SHARE) * self.average + BATCH_SHARE * mean

@@ -66,7 +66,7 @@ class Measure:
 
 def all_measures() -> list[Measure]:
     """The registered measures, in the order of their places."""
-    return [MEASURES.get(name)(name) for name in MEASURES.in_place()]
+    return [MEASURES.get(name)(name) for name in MEASURES.names_with()]
 
 
 @MEASURES.register_module("ece", place=10)

@@ -17,7 +17,7 @@ Case = dict[str, Any]
 Recorded = dict[str, Tensor]
 
 
-def nothing_to_lay(method: Method, case: Case, recorded: Recorded) -> None:
+def keep_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
     """The method starts as it is built."""
 
 
@@ -30,8 +30,9 @@ def same_names(method: Method) -> dict[str, Tensor]:
 class Translation:
     """One official implementation of one of our methods.
 
-    `words` are found in the case's `function`. `hyperparameters` reads the case. `lay_start` puts
-    recorded random values (start weights, augmentation, restore rows) into a started method.
+    `words` are found in the case's `function`. `hyperparameters` reads the case.
+    `set_initial_state` puts recorded random values (start weights, augmentation, restored entries)
+    into a started method.
     `tensors` gives the adapted tensors by the official names. `run_function` computes the outputs
     of a case of kind "function" from its inputs.
     """
@@ -40,7 +41,7 @@ class Translation:
     words: str
     method: str
     hyperparameters: Callable[[Case], dict[str, Any]]
-    lay_start: Callable[[Method, Case, Recorded], None] = nothing_to_lay
+    set_initial_state: Callable[[Method, Case, Recorded], None] = keep_initial_state
     tensors: Callable[[Method], dict[str, Tensor]] = same_names
     run_function: Callable[[Case, Recorded], dict[str, Tensor]] | None = None
 

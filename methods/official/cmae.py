@@ -29,13 +29,13 @@ def official(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded projection, views and restorations, and what is added so that no gradients tie."""
     method.augment = RecordedAugmentation()
     weights = dict(method.model.network.named_parameters())
     source = {name: value.clone() for name, value in weights.items()}
     if case["restore_order"]:
-        method.restore = RecordedRestore(weights, source, case, recorded)
+        method.stochastic_restore = RecordedRestore(weights, source, case, recorded)
     if "aux/start_projection_weight" in recorded:
         method.projection.weight.copy_(recorded["aux/start_projection_weight"])
     adapt, unequal = method.adapt, recorded["aux/tiebreak"].to(method.model.mean)
@@ -57,7 +57,7 @@ TRANSLATIONS = (
         "continual_mae.py: Continual_MAE",
         "cmae",
         official,
-        lay_start,
+        set_initial_state,
     ),
     Translation(
         "RanXu2000/continual-mae",

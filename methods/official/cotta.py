@@ -42,18 +42,22 @@ def mario(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded views and restorations, and the factor on the teacher where there is one."""
     method.augment = RecordedAugmentation()
     source = dict(method.anchor.network.named_parameters())
-    method.restore = RecordedRestore(method.trainable, source, case, recorded)
+    method.stochastic_restore = RecordedRestore(method.trainable, source, case, recorded)
     for parameter in method.teacher.parameters():
         parameter.mul_(case["hyper_parameters"].get("teacher_factor", 1.0))
 
 
 TRANSLATIONS = (
-    Translation("qinenergy/cotta", "cotta.py: CoTTA", "cotta", official, lay_start),
+    Translation("qinenergy/cotta", "cotta.py: CoTTA", "cotta", official, set_initial_state),
     Translation(
-        "mariodoebler/test-time-adaptation", "methods/cotta.py: CoTTA", "cotta", mario, lay_start
+        "mariodoebler/test-time-adaptation",
+        "methods/cotta.py: CoTTA",
+        "cotta",
+        mario,
+        set_initial_state,
     ),
 )

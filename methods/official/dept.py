@@ -73,7 +73,7 @@ def tensors(method: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def lay_prompts(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_prompts(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded prompts and heads, for student and teacher."""
     for name, parameter in method.student.named_parameters():
         theirs = their_name(name).replace("prompt_list.", "prompt_")
@@ -89,12 +89,12 @@ def plain_view(images: Tensor, size: Any) -> Tensor:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """The same, the recorded views, and a bank filled by the student from source images."""
-    lay_prompts(method, case, recorded)
+    set_initial_prompts(method, case, recorded)
     method.weak_view, method.strong_view = plain_view, RecordedAugmentation()
     for images in recorded["source_images"][: case["hyper_parameters"]["bank_size"]].split(16):
-        seen = method.passed(images, method.student)
+        seen = method.forward_pass(images, method.student)
         method.bank.add(seen.features, seen.logits.softmax(1))
 
 
@@ -125,8 +125,12 @@ def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
 
 
 TRANSLATIONS = (
-    Translation("yhygao/DePT", "classifier.py: ViT_DePT", "dept", network_alone, lay_prompts),
-    Translation("yhygao/DePT", "target_dino.py: train_epoch", "dept", official, lay_start, tensors),
+    Translation(
+        "yhygao/DePT", "classifier.py: ViT_DePT", "dept", network_alone, set_initial_prompts
+    ),
+    Translation(
+        "yhygao/DePT", "target_dino.py: train_epoch", "dept", official, set_initial_state, tensors
+    ),
     Translation(
         "yhygao/DePT",
         "losses.py: DINOLoss, div, classification_loss",

@@ -61,14 +61,18 @@ class RecordedOrders:
         return order.long()
 
 
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded orders."""
     method.draw_orders = RecordedOrders(recorded)
 
 
 TRANSLATIONS = (
-    Translation("Jhyun17/DeYO", "deyo.py: DeYO", "deyo", official, lay_start),
+    Translation("Jhyun17/DeYO", "deyo.py: DeYO", "deyo", official, set_initial_state),
     Translation(
-        "mariodoebler/test-time-adaptation", "methods/deyo.py: DeYO", "deyo", mario, lay_start
+        "mariodoebler/test-time-adaptation",
+        "methods/deyo.py: DeYO",
+        "deyo",
+        mario,
+        set_initial_state,
     ),
 )

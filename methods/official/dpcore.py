@@ -28,7 +28,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded prompts, under which the source images are filtered anew."""
     start = recorded["aux/start_prompts"][0]
     method.start_prompts.copy_(start)
@@ -48,5 +48,7 @@ def prompts(method: Any) -> dict[str, Tensor]:
 
 
 TRANSLATIONS = (
-    Translation("zybeich/DPCore", "dpcore.py: DPCore", "dpcore", official, lay_start, prompts),
+    Translation(
+        "zybeich/DPCore", "dpcore.py: DPCore", "dpcore", official, set_initial_state, prompts
+    ),
 )

@@ -46,12 +46,12 @@ def tensors(method: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def lay_start(method: Method, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
     """Recorded start values of the meta parts."""
     for name, parameter in method.trainable.items():
         parameter.copy_(recorded[f"aux/start/{their_name(name)}"])
 
 
 TRANSLATIONS = (
-    Translation("Lily-Le/EcoTTA", "main.py: adapt", "ecotta", official, lay_start, tensors),
+    Translation("Lily-Le/EcoTTA", "main.py: adapt", "ecotta", official, set_initial_state, tensors),
 )

@@ -45,7 +45,7 @@ def with_gradients(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded prompts to start from, and recorded candidates."""
     method.prompts.copy_(recorded["aux/start_prompts"][0])
     method.search = RecordedCandidates(case["hyper_parameters"], recorded)
@@ -57,7 +57,9 @@ def last_candidate(method: Any) -> dict[str, Tensor]:
 
 
 TRANSLATIONS = (
-    Translation("mr-eggplant/FOA", "foa.py: FOA", "foa", official, lay_start, last_candidate),
+    Translation(
+        "mr-eggplant/FOA", "foa.py: FOA", "foa", official, set_initial_state, last_candidate
+    ),
     Translation("mr-eggplant/FOA", "foa_shift.py: Shift", "foa_shift", lambda case: {}),
     Translation("mr-eggplant/FOA", "foa_bp.py: FOA_BP", "foa_bp", with_gradients),
 )

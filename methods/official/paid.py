@@ -27,7 +27,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Method, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
     """Recorded columns of U (each twice if paired), and factors on m."""
     paired = case["hyper_parameters"]["paired_init"]
     for key, value in recorded.items():
@@ -63,12 +63,15 @@ def statistics(case: Case) -> dict[str, Any]:
 
 def source_tensors(method: Any) -> dict[str, Tensor]:
     """The source statistics by their recorded names."""
-    return {"aux/source_mean": method.source.mean, "aux/source_std": method.source.std}
+    return {
+        "aux/source_mean": method.source_statistics.mean,
+        "aux/source_std": method.source_statistics.std,
+    }
 
 
 TRANSLATIONS = (
     *(
-        Translation("wangkunyu241/PAID", words, "paid", official, lay_start, tensors)
+        Translation("wangkunyu241/PAID", words, "paid", official, set_initial_state, tensors)
         for words in ("DORA_ALIGN", "HRAInjectedLinear")
     ),
     Translation("wangkunyu241/PAID", "obtain_src_stat", "paid", statistics, tensors=source_tensors),

@@ -25,7 +25,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded views, and the start values of the projector."""
     method.augment = RecordedAugmentation()
     for name, parameter in method.projector.named_parameters():
@@ -39,7 +39,7 @@ TRANSLATIONS = (
         "methods/rmt.py: RMT",
         "rmt",
         official,
-        lay_start,
+        set_initial_state,
         same_names,
     ),
 )

@@ -33,12 +33,12 @@ def cmf(case: Case) -> dict[str, Any]:
     }
 
 
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded views."""
     method.augment = RecordedAugmentation()
 
 
 TRANSLATIONS = (
-    Translation(REPOSITORY, "methods/roid.py: ROID", "roid", roid, lay_start),
-    Translation(REPOSITORY, "methods/cmf.py: CMF", "cmf", cmf, lay_start),
+    Translation(REPOSITORY, "methods/roid.py: ROID", "roid", roid, set_initial_state),
+    Translation(REPOSITORY, "methods/cmf.py: CMF", "cmf", cmf, set_initial_state),
 )

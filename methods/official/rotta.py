@@ -44,7 +44,7 @@ def mario(case: Case) -> dict[str, Any]:
     }
 
 
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded views."""
     method.augment = RecordedAugmentation()
 
@@ -64,13 +64,13 @@ def tensors(method: Method) -> dict[str, Tensor]:
 
 
 TRANSLATIONS = (
-    Translation("BIT-DA/RoTTA", "rotta.py: RoTTA", "rotta", official, lay_start, tensors),
+    Translation("BIT-DA/RoTTA", "rotta.py: RoTTA", "rotta", official, set_initial_state, tensors),
     Translation(
         "mariodoebler/test-time-adaptation",
         "methods/rotta.py: RoTTA",
         "rotta",
         mario,
-        lay_start,
+        set_initial_state,
         tensors,
     ),
 )

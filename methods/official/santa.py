@@ -23,7 +23,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded views, and the start values of the projector."""
     method.augment = RecordedAugmentation()
     for name, parameter in method.projector.named_parameters():
@@ -32,6 +32,10 @@ def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
 
 TRANSLATIONS = (
     Translation(
-        "mariodoebler/test-time-adaptation", "methods/santa.py: SANTA", "santa", official, lay_start
+        "mariodoebler/test-time-adaptation",
+        "methods/santa.py: SANTA",
+        "santa",
+        official,
+        set_initial_state,
     ),
 )

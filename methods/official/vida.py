@@ -63,29 +63,31 @@ def tensors(method: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def lay_start(method: Any, case: Case, recorded: Recorded) -> None:
+def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded adapters, views and restorations, and the factor on the teacher if there is one."""
     method.augment = RecordedAugmentation()
     for name, parameter in method.adapters.items():
         parameter.copy_(recorded[f"aux/start/{their_name(name)}"])
-    method.follow(0.0, 0.0)
+    method.ema_update_teacher(0.0, 0.0)
     for parameter in method.teacher.parameters():
         parameter.mul_(case["hyper_parameters"].get("teacher_factor", 1.0))
     student = {their_name(name): parameter for name, parameter in method.trainable.items()}
     start = {name: parameter.clone() for name, parameter in student.items()}
     if case.get("restore_order"):
-        method.restore = RecordedRestore(student, start, case, recorded)
+        method.stochastic_restore = RecordedRestore(student, start, case, recorded)
 
 
-def lay_scales(method: Any, case: Case, recorded: Recorded) -> None:
+def set_adapters_and_scales(method: Any, case: Case, recorded: Recorded) -> None:
     """Recorded adapters, and scales that stay."""
-    lay_start(method, case, recorded)
+    set_initial_state(method, case, recorded)
     method.scales.low = case["hyper_parameters"]["scale1"]
     method.scales.high = case["hyper_parameters"]["scale2"]
-    method.allot = lambda uncertainty: None
+    method.scale_by_uncertainty = lambda uncertainty: None
 
 
 TRANSLATIONS = (  # the first that matches counts
-    Translation("Yangsenqiao/vida", "inject_vida.py", "vida", layer_alone, lay_scales, tensors),
-    Translation("Yangsenqiao/vida", "vida.py: ViDA", "vida", official, lay_start, tensors),
+    Translation(
+        "Yangsenqiao/vida", "inject_vida.py", "vida", layer_alone, set_adapters_and_scales, tensors
+    ),
+    Translation("Yangsenqiao/vida", "vida.py: ViDA", "vida", official, set_initial_state, tensors),
 )

@@ -176,7 +176,7 @@ def _teach(method: Any) -> None:
     """The teacher's update of a method, and its restoration, if it has one."""
     ema_update(method.teacher.parameters(), method.model.parameters(), 1.0)
     if hasattr(method, "restored") and method.hp.restore_probability:
-        method.restore()
+        method.stochastic_restore()
 
 
 def _shares(name: str, steps: Steps, times: dict[str, list[float]]) -> Iterator[Row]:

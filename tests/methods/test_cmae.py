@@ -10,7 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from ctta_bench.authoring.parity import collect, play
+from ctta_bench.authoring.parity import collect, replay_case
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
@@ -243,9 +243,9 @@ def play_and_record(case: str) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CMAE, "mask", remember)
-        played = play(GOLDEN[case], torch.float64)
-    method: Any = played.method
-    method.masks, method.recorded = masks, played.recorded
+        replayed = replay_case(GOLDEN[case], torch.float64)
+    method: Any = replayed.method
+    method.masks, method.recorded = masks, replayed.recorded
     return method
 
 
@@ -381,7 +381,7 @@ def test_a_restoration_takes_its_share_of_the_networks_scalars(probability: floa
         for parameter in method.trainable.values():
             parameter += 1
     beside = plain(method.beside)
-    method.restore()
+    method.stochastic_restore()
     pairs = list(zip(method.restored, method.source, strict=True))
     count = sum(p.numel() for p, _ in pairs)
     restored = sum(int((p == s).sum()) for p, s in pairs)

@@ -77,7 +77,7 @@ def test_a_network_without_weights_and_biases_is_refused() -> None:
 
 def gradient(loss: str, logits: Tensor, target: Tensor) -> Tensor:
     logits = logits.clone().requires_grad_()
-    (found,) = torch.autograd.grad(build("cotta", loss=loss).objective(logits, target), logits)
+    (found,) = torch.autograd.grad(build("cotta", loss=loss).total_loss(logits, target), logits)
     return found
 
 
@@ -165,7 +165,7 @@ def test_a_restoration_takes_its_share_of_scalars_and_leaves_the_rest(probabilit
         for parameter in method.trainable.values():
             parameter += 1
     before = snapshot(method)
-    method.restore()
+    method.stochastic_restore()
     count = restored = 0
     for name, parameter in method.trainable.items():
         back, kept = parameter == source[name], parameter == before[name]

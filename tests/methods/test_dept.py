@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ctta_bench.authoring.parity import Play, collect, play
+from ctta_bench.authoring.parity import ReplayedCase, collect, replay_case
 from ctta_bench.errors import MethodError
 from ctta_bench.methods import dept
 from ctta_bench.model import SourceModel
@@ -35,7 +35,7 @@ def some(*shape: int, seed: int = 0) -> Tensor:
 def seen_by(method: Any, images: Tensor) -> Any:
     """A pass of the student without gradients."""
     with torch.no_grad():
-        return method.passed(images, method.student)
+        return method.forward_pass(images, method.student)
 
 
 # -- against the official code ---------------------------------------------------------------------
@@ -49,7 +49,7 @@ TERMS = {
 
 
 @pytest.fixture(scope="module")
-def official() -> tuple[Play, dict[str, list[Any]]]:
+def official() -> tuple[ReplayedCase, dict[str, list[Any]]]:
     """The official run, with what ours computed on the way, by the official names."""
     noted: dict[str, list[Any]] = defaultdict(list)
 
@@ -74,12 +74,12 @@ def official() -> tuple[Play, dict[str, list[Any]]]:
             patch.setattr(dept, ours, noting(theirs, getattr(dept, ours)))
         patch.setattr(DEPT, "pseudo_labels", noting("pseudo_labels", DEPT.pseudo_labels))
         patch.setattr(DEPT, "adapt", adapt)
-        return play(GOLDEN["dept_official"], torch.float64), noted
+        return replay_case(GOLDEN["dept_official"], torch.float64), noted
 
 
 def test_every_batch_has_the_official_pseudo_labels_and_bank(official: Any) -> None:
-    played, noted = official
-    theirs = played.case["per_batch"]
+    replayed, noted = official
+    theirs = replayed.case["per_batch"]
     assert [labels.tolist() for labels in noted["pseudo_labels"]] == [
         after["pseudo_labels"] for after in theirs
     ]
@@ -88,15 +88,15 @@ def test_every_batch_has_the_official_pseudo_labels_and_bank(official: Any) -> N
 
 @pytest.mark.parametrize("name", [*TERMS, "lr", "dino_center_norm"])
 def test_every_batch_has_the_official_figures(official: Any, name: str) -> None:
-    played, noted = official
-    theirs = [after[name] for after in played.case["per_batch"]]
+    replayed, noted = official
+    theirs = [after[name] for after in replayed.case["per_batch"]]
     # Theirs are of the run in float32, whose rounding the steps carry on.
     assert [float(value) for value in noted[name]] == pytest.approx(theirs, rel=2e-5)
 
 
 def test_bank_centre_and_teacher_end_as_the_official_ones(official: Any) -> None:
-    played, _ = official
-    method, recorded = played.method, played.recorded
+    replayed, _ = official
+    method, recorded = replayed.method, replayed.recorded
     found = {
         "bank_features": method.bank.features,
         "bank_probs": method.bank.probs,
@@ -110,12 +110,12 @@ def test_bank_centre_and_teacher_end_as_the_official_ones(official: Any) -> None
 
 
 def test_features_and_prompt_outputs_equal_the_official_ones() -> None:
-    played = play(GOLDEN["dept_forward"], torch.float64)
+    replayed = replay_case(GOLDEN["dept_forward"], torch.float64)
     stream = last_batch(GOLDEN["dept_forward"])
-    seen = seen_by(played.method, stream)
+    seen = seen_by(replayed.method, stream)
     for name, ours in (("features_6", seen.features), *enumerate(seen.prompts)):
         key = name if isinstance(name, str) else f"prompt_outputs_6_stage_{name}"
-        theirs = played.recorded[f"aux/{key}"].double()
+        theirs = replayed.recorded[f"aux/{key}"].double()
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -256,8 +256,8 @@ def test_the_centre_follows_the_mean_and_officially_the_sum(summed: bool, expect
 def test_only_faithful_sums_into_the_centre(faithful: bool) -> None:
     method = build("dept", faithful=faithful, **FAST, **HEADS)
     heard: list[Tensor] = []
-    original = method.learn
-    method.learn = lambda loss, theirs: heard.append(theirs[-1]) or original(loss, theirs)
+    original = method.update
+    method.update = lambda loss, theirs: heard.append(theirs[-1]) or original(loss, theirs)
     method(pictures(8))
     expected = 0.1 * (heard[0].sum(0) if faithful else heard[0].mean(0))
     torch.testing.assert_close(method.centre, expected[None])
@@ -399,7 +399,7 @@ def test_a_batch_that_is_not_finite_moves_nothing() -> None:
     method = build("dept", teacher_momentum=0.5, **FAST, **HEADS)
     for images in pictures(16).split(8):
         method(images)
-    method.follow()
+    method.ema_update_teacher()
     watched = (method.student, method.teacher)
     before = [tensors(part) for part in watched]
     centre, bank = method.centre.clone(), method.bank.features.clone()

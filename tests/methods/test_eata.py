@@ -33,7 +33,7 @@ PLAIN = {"momentum": 0.0, **DOUBLE}
 class Unweighted(ETA):
     """The objective without its weights."""
 
-    def objective(self, entropy: Tensor) -> Tensor:
+    def total_loss(self, entropy: Tensor) -> Tensor:
         return entropy.mean()
 
 

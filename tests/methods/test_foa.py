@@ -118,9 +118,9 @@ def test_the_best_candidate_is_scored_kept_and_no_worse_than_the_best_of_before(
         before, shift = method.prompts.detach().clone(), method.shift()
         logits = method(images)
         with torch.no_grad(), prompted(method.model, before):
-            of_before = method.fitness(method.seen(images))
+            of_before = method.fitness(method.forward_features(images))
         with torch.no_grad(), prompted(method.model, method.prompts):
-            tokens = method.seen(images)
+            tokens = method.forward_features(images)
         torch.testing.assert_close(method.fitness(tokens), method.loss)
         assert method.loss <= of_before + 1e-9
         torch.testing.assert_close(logits, method.model.head(tokens[:, -1] + shift).detach())

@@ -49,8 +49,8 @@ def test_a_users_subclass_goes_before_the_form() -> None:
     class Half(tent()):  # type: ignore[misc]
         """Half of the entropy."""
 
-        def objective(self, logits: Tensor) -> Tensor:
-            return super().objective(logits) / 2
+        def total_loss(self, logits: Tensor) -> Tensor:
+            return super().total_loss(logits) / 2
 
     method = Half(SourceModel(tiny_segmentor()), Half.Hyperparameters(output_scale=1.0))
     plain = segmentor("tent", output_scale=1.0)

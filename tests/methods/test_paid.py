@@ -244,7 +244,7 @@ def test_gradients_are_orthogonal_to_the_vectors(steps: int) -> None:
 
 def test_without_the_deviation_term_the_sources_deviation_has_no_influence() -> None:
     methods = [build("paid", std_weight=0.0, lr=0.01) for _ in range(2)]
-    methods[1].source.std = 100 + methods[1].source.std
+    methods[1].source_statistics.std = 100 + methods[1].source_statistics.std
     for method in methods:
         method(pictures(8))
     for name, parameter in methods[0].trainable.items():

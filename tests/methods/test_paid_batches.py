@@ -26,9 +26,11 @@ def test_source_statistics_are_those_of_the_source_weights(paired: bool) -> None
     images = torch.cat(list(source_images().batches()))[:32]
     with torch.no_grad():
         features = network.features(images)
-    torch.testing.assert_close(method.source.mean, features.mean(0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(method.source.std, features.std(0, correction=1), atol=1e-5, rtol=0)
-    assert method.source.images == 32
+    torch.testing.assert_close(method.source_statistics.mean, features.mean(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        method.source_statistics.std, features.std(0, correction=1), atol=1e-5, rtol=0
+    )
+    assert method.source_statistics.images == 32
 
 
 @pytest.mark.parametrize("regime", ["lineage", "true"])
@@ -49,7 +51,7 @@ def test_source_statistics_are_of_the_inputs_that_are_asked_for(regime: Any, cho
     inputs = images if is_raw else (images - mean) / std
     with torch.no_grad():
         features = network.forward_head(network.forward_features(inputs), pre_logits=True)
-    torch.testing.assert_close(method.source.mean, features.mean(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(method.source_statistics.mean, features.mean(0), atol=1e-5, rtol=0)
     # The stream goes on as its regime says.
     fed = images if regime == "lineage" else (images - mean) / std
     torch.testing.assert_close(method.model.preprocess(images), fed)
@@ -72,7 +74,7 @@ def test_parts_of_a_batch_are_averaged(n: int, sizes: list[int]) -> None:
     method = build("paid", chunks=4, **settings)
     images, before = pictures(n).double(), snapshot(method)
     features = method.model.features(images).split(sizes)
-    loss = sum(distance(part, method.source) for part in features) / len(sizes)
+    loss = sum(distance(part, method.source_statistics) for part in features) / len(sizes)
     loss.backward()
     expected = {name: before[name] - p.grad for name, p in method.trainable.items()}
     method.optimizer_zero_grad()
@@ -115,7 +117,7 @@ def test_parts_give_the_same_logits_and_another_update() -> None:
 def test_one_image_is_aligned_by_its_mean_alone() -> None:
     method = build("paid")
     with torch.no_grad():
-        expected = (method.model.features(pictures(1))[0] - method.source.mean).norm()
+        expected = (method.model.features(pictures(1))[0] - method.source_statistics.mean).norm()
     method(pictures(1))
     torch.testing.assert_close(method.loss, expected)
 
@@ -130,7 +132,7 @@ def test_single_images_can_be_aligned_by_running_moments() -> None:
     assert method.counters["skipped_updates"] == 0
     # Unlike the mean alone, whose distance from the source's is that of one image.
     with torch.no_grad():
-        alone = (method.model.features(images[:1])[0] - method.source.mean).norm()
+        alone = (method.model.features(images[:1])[0] - method.source_statistics.mean).norm()
     assert losses[0] < 0.5 * alone
 
 
@@ -142,11 +144,11 @@ def test_batches_are_no_matter_of_running_moments() -> None:
 
 def test_a_reset_takes_running_moments_back_to_the_source() -> None:
     method = build("paid", single_image="ema", lr=1e-3)
-    before = method.running.mean.clone()
+    before = method.running_moments.mean.clone()
     method(pictures(1))
-    assert not torch.equal(method.running.mean, before)
+    assert not torch.equal(method.running_moments.mean, before)
     method.reset()
-    assert torch.equal(method.running.mean, before)
+    assert torch.equal(method.running_moments.mean, before)
 
 
 def test_one_image_is_an_error_on_request() -> None:

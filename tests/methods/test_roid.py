@@ -55,14 +55,14 @@ def test_weights_are_those_of_the_formula_and_half_of_the_images_is_left_out() -
     d = [(cosines[0] - c) / (cosines[0] - cosines[2]) for c in cosines]
     assert d[1] < sum(d) / 3 < d[2] == 1
     expected = [0, 0, math.exp(3 * (0.673 - 0.5) / (0.673 - 0.325))]
-    assert method.weights(p, entropy).tolist() == pytest.approx(expected, rel=1e-5)
+    assert method.sample_weights(p, entropy).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_weights_are_zero_or_between_one_and_the_cube_of_e() -> None:
     method, images = build("roid"), pictures(32)
     with torch.no_grad():
         p = method.model(images).softmax(-1)
-    weights = method.weights(p, -(p * p.log()).sum(-1))
+    weights = method.sample_weights(p, -(p * p.log()).sum(-1))
     kept = weights[weights > 0]
     assert 1 <= len(kept) <= 31
     assert 1 <= float(kept.min()) <= float(kept.max()) <= math.e**3 + 1e-4

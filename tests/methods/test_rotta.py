@@ -224,7 +224,7 @@ def test_weights_are_at_most_a_half_and_fall_with_age() -> None:
     method = build("rotta", memory_size=16)
     method.memory = [Item(IMAGE, 0, 0.0, age) for age in (0, 1, 16, 160)]
     expected = [0.5, 1 / (1 + math.exp(1 / 16)), 1 / (1 + math.e), 1 / (1 + math.exp(10))]
-    assert method.weights().tolist() == pytest.approx(expected)
+    assert method.sample_weights().tolist() == pytest.approx(expected)
 
 
 def test_one_view_is_drawn_for_the_whole_memory_of_one_update() -> None:
@@ -239,8 +239,8 @@ def test_one_view_is_drawn_for_the_whole_memory_of_one_update() -> None:
 def test_passes_are_those_of_the_stream_and_two_of_the_memory() -> None:
     method = build("rotta", update_every=8, memory_size=10)
     sizes = []
-    objective = method.objective
-    method.objective = lambda images: sizes.append(len(images)) or objective(images)
+    total_loss = method.total_loss
+    method.total_loss = lambda images: sizes.append(len(images)) or total_loss(images)
     method(pictures(20))
     assert method.passes.forward_images == 20 + 2 * sum(sizes)
     assert method.passes.backward_images == sum(sizes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from ctta_bench.authoring.compatibility import pair
+from ctta_bench.authoring.compatibility import compatibility
 from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
@@ -110,7 +110,9 @@ def test_every_preset_for_segmentation_builds_a_method(name: str) -> None:
 
 
 def test_each_method_shows_what_it_updates_in_a_segmentor_or_why_it_cannot() -> None:
-    found = {n: pair(n, SourceModel(tiny_segmentor(), name="tiny")) for n in METHODS.names()}
+    found = {
+        n: compatibility(n, SourceModel(tiny_segmentor(), name="tiny")) for n in METHODS.names()
+    }
     assert {name for name, shown in found.items() if not shown.refusal} == set(SEGMENT)
     teachers = {name for name, shown in found.items() if shown.scored == "teacher"}
     assert teachers == {"cotta", "vida", "svdp"}
@@ -258,16 +260,18 @@ def stage_rows(images: Tensor, stage: int) -> Tensor:
 def test_source_statistics_are_of_each_image_and_averaged() -> None:
     method = segmentor("paid", source_samples=5)
     rows = stage_rows(TinySource(torch.float32, 32).images[:5], 4)
-    torch.testing.assert_close(method.source.mean, rows.mean(1).mean(0))
-    torch.testing.assert_close(method.source.std, rows.std(1, correction=1).mean(0))
-    assert method.source.images == 5
+    torch.testing.assert_close(method.source_statistics.mean, rows.mean(1).mean(0))
+    torch.testing.assert_close(method.source_statistics.std, rows.std(1, correction=1).mean(0))
+    assert method.source_statistics.images == 5
 
 
 def test_pooled_statistics_are_of_all_places_together() -> None:
     method = segmentor("paid", source_samples=5, source_moments="pooled")
     rows = stage_rows(TinySource(torch.float32, 32).images[:5], 4).flatten(0, 1)
-    torch.testing.assert_close(method.source.mean, rows.mean(0))
-    torch.testing.assert_close(method.source.std, rows.std(0, correction=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(method.source_statistics.mean, rows.mean(0))
+    torch.testing.assert_close(
+        method.source_statistics.std, rows.std(0, correction=1), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_statistics_take_what_there_is_and_need_an_image() -> None:
@@ -297,7 +301,7 @@ def test_the_loss_is_the_sum_of_the_distances_of_the_asked_stages(stages: str) -
 def test_one_image_has_a_deviation() -> None:
     method = segmentor("paid", source_samples=5)
     method(scenes(1))
-    expected = distance(stage_rows(scenes(1), 4)[0], method.source)
+    expected = distance(stage_rows(scenes(1), 4)[0], method.source_statistics)
     torch.testing.assert_close(method.loss, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -411,7 +415,7 @@ def test_vdps_teacher_labels_and_scores_the_images_themselves() -> None:
 
 def test_ecottas_parts_are_the_stages_and_start_as_the_source_to_the_bit() -> None:
     method = segmentor("ecotta")
-    widths = [part.meta.linear.in_features for part in method.each_part()]
+    widths = [part.meta.linear.in_features for part in method.each_segment()]
     assert widths == [8, 8, 16, 24]
     assert sum(p.numel() for p in method.trainable.values()) == sum(d * d + 5 * d for d in widths)
     assert torch.equal(method(scenes()), source_logits(scenes()))
@@ -479,7 +483,7 @@ def test_masked_pixels_do_not_matter() -> None:
 
 def test_the_most_uncertain_half_of_the_groups_is_masked() -> None:
     method, images = segmentor("cmae", mask_ratio=0.5), scenes(3)
-    _, mask = method.look(images)
+    _, mask = method.target_and_mask(images)
     assert mask.shape == (3, 4)
     assert mask.sum(1).tolist() == [2, 2, 2]
 
@@ -493,7 +497,7 @@ def test_the_head_alone_passes_for_the_uncertainty() -> None:
 
     for name in calls:
         method.model.network.get_submodule(name).register_forward_hook(count(name))
-    method.look(scenes())
+    method.target_and_mask(scenes())
     assert calls == {"stages.0": 1, "decode_head": 6}
     assert not dropouts_of(method.model)[0].training
 

@@ -109,7 +109,9 @@ def test_the_label_is_of_the_plain_view_where_the_anchor_is_sure_else_of_all(
             for x in (shown, shown.flip(-1))
         )
     expected = plain if certain else (plain + mirrored.flip(-1)) / 2
-    torch.testing.assert_close(method.label(images, uncertainty).exp(), expected)
+    torch.testing.assert_close(
+        method.teacher_log_probabilities(images, uncertainty).exp(), expected
+    )
 
 
 def test_the_prompt_is_added_to_normalised_images() -> None:

@@ -149,9 +149,9 @@ def test_an_update_follows_the_formulas() -> None:
     class Still(VDP):
         """Notes the teacher's target."""
 
-        def learn(self, loss: Tensor) -> None:
+        def update(self, loss: Tensor) -> None:
             self.ce = torch.autograd.grad(loss, [self.specific, self.agnostic], retain_graph=True)
-            super().learn(loss)
+            super().update(loss)
 
     options: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5, "homeostasis": 0.3}
     method = make(Still, **options, **DOUBLE)
@@ -176,7 +176,7 @@ def test_the_work_along_a_path_is_the_decrease_of_the_loss() -> None:
     path = PathImportance(x, damping=1e-3)
     for _ in range(4000):
         gradient = stiffness * x
-        path.follow(gradient, -0.002 * gradient)
+        path.accumulate(gradient, -0.002 * gradient)
         x = x - 0.002 * gradient
     torch.testing.assert_close(path.work, stiffness / 2, rtol=1e-2, atol=0)
     path.close_domain(x)
@@ -188,7 +188,7 @@ def test_the_work_along_a_path_is_the_decrease_of_the_loss() -> None:
 
 def test_importance_is_never_negative() -> None:
     path = PathImportance(torch.zeros(2), damping=1.0)
-    path.follow(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))
+    path.accumulate(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))
     path.close_domain(torch.tensor([1.0, 1.0]))
     assert path.importance.tolist() == [0.0, 0.5]  # -1 and 1 over 1² + 1
 

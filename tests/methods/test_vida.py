@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor
 
-from ctta_bench.authoring.parity import collect, play
+from ctta_bench.authoring.parity import collect, replay_case
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, softmax_entropy
 from ctta_bench.model import SourceModel
@@ -31,7 +31,7 @@ def grown(**arguments: Any) -> Method:
     with torch.no_grad():
         for parameter in method.adapters.values():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    method.follow(0.0, 0.0)
+    method.ema_update_teacher(0.0, 0.0)
     return method
 
 
@@ -107,7 +107,7 @@ def test_uncertain_batches_weigh_the_high_rank_and_only_faithful_leaves_it_at_on
     uncertainty: float, low: float, high: float, faithful: bool
 ) -> None:
     method = build("vida", uncertainty_threshold=0.2, faithful=faithful, **SMALL)
-    method.allot(uncertainty)
+    method.scale_by_uncertainty(uncertainty)
     expected = (low, 1.0) if faithful else (low, high)
     assert (method.scales.low, method.scales.high) == pytest.approx(expected)
 
@@ -173,7 +173,7 @@ def test_views_are_seen_with_the_scales_of_the_batch_before() -> None:
 def test_only_faithful_keeps_the_scale_over_a_reset(faithful: bool, scale: float) -> None:
     method = build("vida", faithful=faithful, **SMALL)
     method(pictures(4))
-    method.allot(0.1)
+    method.scale_by_uncertainty(0.1)
     method.reset()
     assert method.scales.low == scale
     assert method.scales.high == 1.0
@@ -192,15 +192,15 @@ def test_images_that_are_not_finite_leave_the_scales() -> None:
 def test_scales_after_every_batch_equal_the_official_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scales, allot = [], VIDA.allot
+    scales, scale_by_uncertainty = [], VIDA.scale_by_uncertainty
 
     def noted(method: Any, uncertainty: float) -> None:
-        allot(method, uncertainty)
+        scale_by_uncertainty(method, uncertainty)
         scales.append((method.scales.low, method.scales.high))
 
-    monkeypatch.setattr(VIDA, "allot", noted)
-    played = play(GOLDEN[name], torch.float64)
-    expected = [(after["scale1"], after["scale2"]) for after in played.case["per_batch"]]
+    monkeypatch.setattr(VIDA, "scale_by_uncertainty", noted)
+    replayed = replay_case(GOLDEN[name], torch.float64)
+    expected = [(after["scale1"], after["scale2"]) for after in replayed.case["per_batch"]]
     assert scales == [pytest.approx(pair, abs=1e-6) for pair in expected]
 
 
@@ -220,7 +220,7 @@ def test_the_teachers_logits_from_before_the_update_are_scored() -> None:
 def test_against_an_equal_teacher_the_gradient_is_a_share_of_tents(loss: str, share: float) -> None:
     method = make(Alike, loss=loss, **SMALL, **DOUBLE)
     logits = method.model(pictures(4).double()).detach().requires_grad_()
-    (ours,) = torch.autograd.grad(method.objective(logits, logits.detach()), logits)
+    (ours,) = torch.autograd.grad(method.total_loss(logits, logits.detach()), logits)
     (tents,) = torch.autograd.grad(softmax_entropy(logits).mean(), logits)
     torch.testing.assert_close(ours, share * tents, atol=1e-12, rtol=0)
 
@@ -288,7 +288,7 @@ def test_a_share_of_all_scalars_is_restored() -> None:
     with torch.no_grad():
         for parameter in method.trainable.values():
             parameter.add_(1.0)
-    method.restore()
+    method.stochastic_restore()
     back = torch.cat(
         [(p == s).flatten() for p, s in zip(method.trainable.values(), method.source, strict=True)]
     )

@@ -11,7 +11,7 @@ from ctta_bench.authoring.parity import (
     collect,
     function_mismatches,
     largest_difference,
-    play,
+    replay_case,
     statistics_difference,
     tensor_mismatches,
     translate,
@@ -27,15 +27,15 @@ FUNCTIONS = [name for name, case in SERVED.items() if case.get("kind") == "funct
 
 @pytest.mark.parametrize("name", RUNS)
 def test_logits_equal_the_official_ones_in_float64(name: str) -> None:
-    played = play(CASES[name], torch.float64)
-    assert largest_difference(played, "logits64_") <= played.case["tolerance"]["logits64_abs"]
+    replayed = replay_case(CASES[name], torch.float64)
+    assert largest_difference(replayed, "logits64_") <= replayed.case["tolerance"]["logits64_abs"]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_logits_and_adapted_tensors_equal_the_official_ones_in_float32(name: str) -> None:
-    played = play(CASES[name], torch.float32)
-    assert largest_difference(played, "logits_") <= played.case["tolerance"]["logits_abs"]
-    assert tensor_mismatches(played) == []
+    replayed = replay_case(CASES[name], torch.float32)
+    assert largest_difference(replayed, "logits_") <= replayed.case["tolerance"]["logits_abs"]
+    assert tensor_mismatches(replayed) == []
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -55,50 +55,50 @@ def test_a_function_that_computes_otherwise_is_found_out(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("sar")])
 def test_resets_and_the_moving_average_equal_the_official_ones(name: str) -> None:
-    played = play(CASES[name], torch.float64)
-    theirs = [after.get("resets_so_far", 0) for after in played.case["per_batch"]]
-    assert [after["resets"] for after in played.after_batch] == theirs
-    expected = played.case["per_batch"][-1].get("ema_after_batch")
-    assert played.method.average == (
+    replayed = replay_case(CASES[name], torch.float64)
+    theirs = [after.get("resets_so_far", 0) for after in replayed.case["per_batch"]]
+    assert [after["resets"] for after in replayed.after_batch] == theirs
+    expected = replayed.case["per_batch"][-1].get("ema_after_batch")
+    assert replayed.method.average == (
         None if expected is None else pytest.approx(expected, abs=1e-6)
     )
 
 
 @pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("eata")])
 def test_selections_and_the_average_prediction_equal_the_official_ones(name: str) -> None:
-    played = play(CASES[name], torch.float64)
-    ours, last = played.method.selection, played.case["per_batch"][-1]
+    replayed = replay_case(CASES[name], torch.float64)
+    ours, last = replayed.method.selection, replayed.case["per_batch"][-1]
     assert ours.reliable_images == last["reliable_so_far"]
     assert ours.selected_images == last["reliable_and_diverse_so_far"]
     assert ours.average.tolist() == pytest.approx(last["moving_probs"], abs=1e-7)
 
 
 def test_the_fisher_information_equals_the_official_one() -> None:
-    played = play(CASES["eata_fisher"], torch.float32)
-    assert len(played.method.fisher) == 18
-    for name, ours in zip(played.method.trainable, played.method.fisher, strict=True):
+    replayed = replay_case(CASES["eata_fisher"], torch.float32)
+    assert len(replayed.method.fisher) == 18
+    for name, ours in zip(replayed.method.trainable, replayed.method.fisher, strict=True):
         torch.testing.assert_close(
-            ours, played.recorded[f"aux/fisher/{name}"], atol=1e-7, rtol=1e-4
+            ours, replayed.recorded[f"aux/fisher/{name}"], atol=1e-7, rtol=1e-4
         )
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_source_statistics_equal_the_official_ones(name: str) -> None:
-    played = play(CASES[name], torch.float32)
-    assert played.method.source.images == played.case["kept_images"]
-    assert set(played.tensors) <= set(played.recorded)
-    assert statistics_difference(played) <= 1e-5
+    replayed = replay_case(CASES[name], torch.float32)
+    assert replayed.method.source.images == replayed.case["kept_images"]
+    assert set(replayed.tensors) <= set(replayed.recorded)
+    assert statistics_difference(replayed) <= 1e-5
 
 
 def test_a_comparison_that_should_fail_fails() -> None:
-    played = play(CASES["tent_ln_adam"], torch.float64)
-    played.logits[3][0, 0] += 1e-6
-    assert largest_difference(played, "logits64_") == pytest.approx(1e-6, rel=1e-3)
-    played.logits[3][0, 0] = math.nan
-    assert largest_difference(played, "logits64_") == math.inf
-    name = next(iter(played.case["final"]["student"]))
-    played.tensors[name] = played.tensors[name] + 1e-3
-    assert any(name in mismatch for mismatch in tensor_mismatches(played))
+    replayed = replay_case(CASES["tent_ln_adam"], torch.float64)
+    replayed.logits[3][0, 0] += 1e-6
+    assert largest_difference(replayed, "logits64_") == pytest.approx(1e-6, rel=1e-3)
+    replayed.logits[3][0, 0] = math.nan
+    assert largest_difference(replayed, "logits64_") == math.inf
+    name = next(iter(replayed.case["final"]["student"]))
+    replayed.tensors[name] = replayed.tensors[name] + 1e-3
+    assert any(name in mismatch for mismatch in tensor_mismatches(replayed))
 
 
 def test_every_case_of_the_methods_so_far_is_run() -> None:

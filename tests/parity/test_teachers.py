@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctta_bench.authoring.parity import Play, play, tensor_mismatches
+from ctta_bench.authoring.parity import ReplayedCase, replay_case, tensor_mismatches
 from ctta_bench.method import Method
 from ctta_bench.methods.official import rotta
 from ctta_bench.registry import METHODS
@@ -32,8 +32,8 @@ def noting(monkeypatch: pytest.MonkeyPatch, name: str, fact: Any) -> list[Any]:
     return found
 
 
-def per_batch(played: Play, key: str) -> list[Any]:
-    return [after[key] for after in played.case["per_batch"]]
+def per_batch(replayed: ReplayedCase, key: str) -> list[Any]:
+    return [after[key] for after in replayed.case["per_batch"]]
 
 
 @pytest.mark.parametrize("name", COTTA)
@@ -41,7 +41,7 @@ def test_views_are_made_where_the_official_code_makes_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = noting(monkeypatch, "cotta", lambda method: method.augment.calls)
-    assert calls == per_batch(play(CASES[name], torch.float64), "augmentation_calls_so_far")
+    assert calls == per_batch(replay_case(CASES[name], torch.float64), "augmentation_calls_so_far")
 
 
 def by_class(method: Any, fact: str) -> list[list[float]]:
@@ -60,27 +60,27 @@ def test_the_memory_is_the_official_one_after_every_batch(
         "rotta",
         lambda m: (by_class(m, "age"), by_class(m, "uncertainty"), m.seen, m.augment.calls),
     )
-    played = play(CASES[name], torch.float32)
+    replayed = replay_case(CASES[name], torch.float32)
     ages, uncertainties, seen, calls = zip(*facts, strict=True)
-    assert list(ages) == per_batch(played, "memory_ages")
-    for ours, theirs in zip(uncertainties, per_batch(played, "memory_uncertainty"), strict=True):
+    assert list(ages) == per_batch(replayed, "memory_ages")
+    for ours, theirs in zip(uncertainties, per_batch(replayed, "memory_uncertainty"), strict=True):
         assert ours == [pytest.approx(values, abs=1e-5) for values in theirs]
-    assert list(seen) == per_batch(played, "inserted_so_far")
-    assert list(calls) == per_batch(played, "augmentation_calls_so_far")
+    assert list(seen) == per_batch(replayed, "inserted_so_far")
+    assert list(calls) == per_batch(replayed, "augmentation_calls_so_far")
 
 
 @pytest.mark.parametrize("name", [*COTTA, *ROTTA])
 def test_the_teacher_ends_as_the_official_one(name: str) -> None:
-    played = play(CASES[name], torch.float32)
-    method: Any = played.method
+    replayed = replay_case(CASES[name], torch.float32)
+    method: Any = replayed.method
     teacher = rotta.named_tensors(method.teacher.network)
-    case = {"final": {"student": played.case["final"]["teacher"]}}
+    case = {"final": {"student": replayed.case["final"]["teacher"]}}
     assert len(case["final"]["student"]) >= 11
-    compared = dataclasses.replace(played, case=case, recorded={}, tensors=teacher)
+    compared = dataclasses.replace(replayed, case=case, recorded={}, tensors=teacher)
     assert tensor_mismatches(compared) == []
 
 
 def test_resets_come_where_those_of_the_second_implementation_come() -> None:
-    played = play(CASES["tent_mario_rdumb"], torch.float64)
-    resets = [after["resets"] for after in played.after_batch]
-    assert resets == per_batch(played, "resets_so_far") == [0, 0, 1, 1, 1, 2, 2]
+    replayed = replay_case(CASES["tent_mario_rdumb"], torch.float64)
+    resets = [after["resets"] for after in replayed.after_batch]
+    assert resets == per_batch(replayed, "resets_so_far") == [0, 0, 1, 1, 1, 2, 2]

@@ -131,24 +131,24 @@ def test_a_filter_that_no_image_can_pass_is_refused() -> None:
 def test_running_moments_start_at_the_source_and_take_a_tenth_of_each_image() -> None:
     running = RunningMoments(SourceStatistics(torch.tensor([1.0]), torch.tensor([2.0]), 9))
     image = torch.tensor([[11.0]], requires_grad=True)
-    mean, std = running.follow(image)
+    mean, std = running.update_statistics(image)
     # 0.9 · 1 + 0.1 · 11, and of squares 0.9 · (1 + 4) + 0.1 · 121 = 16.6.
     assert mean.item() == pytest.approx(2.0)
     assert std.item() == pytest.approx(math.sqrt(16.6 - 4))
     mean.backward()
     assert image.grad.item() == pytest.approx(0.1)
-    mean, _ = running.follow(torch.tensor([[2.0]]))
+    mean, _ = running.update_statistics(torch.tensor([[2.0]]))
     assert mean.item() == pytest.approx(0.9 * 2 + 0.1 * 2)
 
 
 def test_running_moments_forget_an_image_that_is_not_finite() -> None:
     running = RunningMoments(SourceStatistics(torch.tensor([1.0]), torch.tensor([2.0]), 9))
-    running.follow(torch.tensor([[torch.nan]]))
+    running.update_statistics(torch.tensor([[torch.nan]]))
     assert (running.mean.item(), running.square.item()) == (1.0, 5.0)
 
 
 def test_a_feature_that_never_varies_has_a_finite_gradient() -> None:
     running = RunningMoments(SourceStatistics(torch.tensor([3.0]), torch.tensor([0.0]), 9))
     image = torch.tensor([[3.0]], requires_grad=True)
-    running.follow(image)[1].backward()
+    running.update_statistics(image)[1].backward()
     assert image.grad.isfinite().all()

@@ -14,7 +14,7 @@ from ctta_bench.parts.views.batch import (
     affine,
     blur,
     draw_view,
-    in_parts,
+    in_chunks,
     jitter,
     light_view,
     random_view,
@@ -176,7 +176,7 @@ def test_images_that_are_changed_a_few_at_a_time_come_out_the_same(
     monkeypatch.setattr(augment, "CACHED_VALUES", 2 * batch[0].numel() + 1)
     torch.manual_seed(1)
     torch.testing.assert_close(random_view(batch), whole, atol=1e-6, rtol=0)
-    in_parts(batch, lambda some: seen.append(len(some)) or some)
+    in_chunks(batch, lambda some: seen.append(len(some)) or some)
     assert seen == [2, 2, 1]
 
 

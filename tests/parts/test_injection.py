@@ -13,8 +13,8 @@ from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.adapters.injected import InjectedLinear
 from ctta_bench.parts.adapters.injection import (
+    adapters_disabled,
     bare_weights,
-    bypassed,
     inject,
     merge,
     role_layers,
@@ -180,7 +180,7 @@ def test_bypassed_computes_with_the_source_weights(model: SourceModel) -> None:
         source = model(pictures(4))
         inject(model, "qkvom", doubled)
         adapted = model(pictures(4))
-        with bypassed(model):
+        with adapters_disabled(model):
             assert torch.equal(model(pictures(4)), source)
         assert torch.equal(model(pictures(4)), adapted)
     assert not torch.equal(adapted, source)
@@ -190,7 +190,7 @@ def test_bypassed_ends_with_an_exception_too(model: SourceModel) -> None:
     inject(model, "o", doubled)
     with torch.no_grad():
         adapted = model(pictures(4))
-        with pytest.raises(ZeroDivisionError), bypassed(model):
+        with pytest.raises(ZeroDivisionError), adapters_disabled(model):
             raise ZeroDivisionError
         assert torch.equal(model(pictures(4)), adapted)
 
@@ -271,7 +271,7 @@ def test_every_adapter_of_a_bare_projection_takes_part(bare: SourceModel, roles:
     with torch.no_grad():
         # Without gradients torch takes another path through the same weights.
         torch.testing.assert_close(bare(pictures(4)), logits, atol=1e-4, rtol=1e-4)
-        with bypassed(bare):
+        with adapters_disabled(bare):
             assert torch.equal(bare(pictures(4)), source)
         merge(bare)
         torch.testing.assert_close(bare(pictures(4)), logits, atol=1e-4, rtol=1e-4)

@@ -13,7 +13,7 @@ from ctta_bench.methods.paid import DecomposedWeight
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.adapters import product
 from ctta_bench.parts.adapters.injected import InjectedLinear
-from ctta_bench.parts.adapters.injection import bypassed, inject, merge, steady
+from ctta_bench.parts.adapters.injection import adapters_disabled, cached_weights, inject, merge
 from ctta_bench.parts.adapters.weights import Factors, LowRankWeight
 from tests.methods import toy
 
@@ -198,11 +198,11 @@ def test_the_adapted_weight_is_made_once_where_no_parameter_changes(
             model(part).sum().backward()
         return len(calls)
 
-    with steady(model):
+    with cached_weights(model):
         assert step() == 4  # blocks
     # Of two parts forward and backward, where the first block has nothing to pass a gradient to.
     assert step() == 2 * (4 + 3)
-    with steady(model), torch.no_grad():
+    with cached_weights(model), torch.no_grad():
         before = model(images)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -271,7 +271,7 @@ def test_bypassed_layers_use_no_factors(kinds: str) -> None:
         inject(model, "qkvom", ADAPTERS[kinds])
         for parameter in model.parameters():
             parameter.add_(0.1 * parameter.requires_grad)
-        with bypassed(model):
+        with adapters_disabled(model):
             assert torch.equal(model(toy.pictures(4)), source)
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ctta_bench.names import OldNames
 from ctta_bench.parts.adapters import product
-from ctta_bench.parts.adapters.thin import Part
+from ctta_bench.parts.adapters.thin import RowBlock
 from ctta_bench.parts.adapters.weights import WeightAdapter
 
 Form = Literal["auto", "weight", "activation", "merged"]
@@ -24,7 +25,7 @@ class AdaptedLinear(Protocol):
         """The weight [out, in] that the layer multiplies with now."""
 
 
-class InjectedLinear(nn.Module):
+class InjectedLinear(OldNames, nn.Module):
     """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product.
 
     `form` says how: through the effective weight with plain gradients ("weight"), through the
@@ -38,18 +39,18 @@ class InjectedLinear(nn.Module):
         self.weight, self.bias = base.weight, base.bias
         self.roles = roles
         self.adapters = nn.ModuleDict(adapters)
-        self.bypassed = False
+        self.adapters_disabled = False
         self.form: Form = "auto"
-        self.steady = False
+        self.caches_weight = False
         self._whole: Tensor | None = None
 
     def effective_weight(self) -> Tensor:
         """The weight [out, in] that the layer multiplies with now."""
         return adapted_rows(self.weight, self.roles, self.adapters)
 
-    def parts(self) -> list[Part] | None:
+    def row_blocks(self) -> list[RowBlock] | None:
         """The row blocks that are adapted and their factors; None if an adapter has no factors."""
-        height, parts = len(self.weight) // len(self.roles), []
+        height, blocks = len(self.weight) // len(self.roles), []
         with torch.autocast(self.weight.device.type, enabled=False):
             for number, role in enumerate(self.roles):
                 if role in self.adapters:
@@ -57,48 +58,48 @@ class InjectedLinear(nn.Module):
                     factors = adapter.factors()
                     if factors is None:
                         return None
-                    parts.append((slice(number * height, (number + 1) * height), factors))
-        return parts
+                    blocks.append((slice(number * height, (number + 1) * height), factors))
+        return blocks
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.bypassed:
+        if self.adapters_disabled:
             return linear(x, self.weight, self.bias)
-        parts = None if self.form == "weight" else self.parts()
-        if parts is None:
+        blocks = None if self.form == "weight" else self.row_blocks()
+        if blocks is None:
             return linear(x, self.effective_weight(), self.bias)
         if self.form == "activation" or (self.form == "auto" and self._few(x)):
-            return product.activation(x, self.weight, self.bias, parts)
-        return product.merged(x, self.weight, self.bias, parts, self._kept_whole(parts))
+            return product.activation(x, self.weight, self.bias, blocks)
+        return product.merged(x, self.weight, self.bias, blocks, self._cached_weight(blocks))
 
     def _few(self, x: Tensor) -> bool:
         """Whether there are fewer tokens than it pays to make the effective weight for."""
         tokens = x.numel() // self.in_features
         return tokens * (self.in_features + self.out_features) < self.weight.numel()
 
-    def _kept_whole(self, parts: list[Part]) -> Tensor | None:
-        if self.steady and self._whole is None:
+    def _cached_weight(self, blocks: list[RowBlock]) -> Tensor | None:
+        if self.caches_weight and self._whole is None:
             with torch.no_grad():
-                self._whole = product.assemble(self.weight, parts)
+                self._whole = product.assemble(self.weight, blocks)
         return self._whole
 
-    def hold_still(self, still: bool) -> None:
+    def cache_weight(self, still: bool) -> None:
         """Say that no parameter changes from now on, so that W_eff can be kept, or end that."""
-        self.steady, self._whole = still, None
+        self.caches_weight, self._whole = still, None
 
 
-class InjectedWeight(nn.Module):
+class InjectedWeight(OldNames, nn.Module):
     """The adapted form of a weight that is read where it stands, as torch's parametrization."""
 
     def __init__(self, roles: str, adapters: dict[str, WeightAdapter]) -> None:
         super().__init__()
         self.roles = roles
         self.adapters = nn.ModuleDict(adapters)
-        self.bypassed = False
+        self.adapters_disabled = False
 
     def forward(self, weight: Tensor) -> Tensor:
         """The effective weight [out, in] for the frozen one."""
-        return weight if self.bypassed else adapted_rows(weight, self.roles, self.adapters)
+        return weight if self.adapters_disabled else adapted_rows(weight, self.roles, self.adapters)
 
 
 def adapted_rows(weight: Tensor, roles: str, adapters: nn.ModuleDict) -> Tensor:

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,12 @@ from torch.nn.utils import parametrize
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
+from ctta_bench.names import renamed
 from ctta_bench.parts.adapters.injected import AdaptedLinear, InjectedLinear, InjectedWeight
 from ctta_bench.parts.adapters.weights import WeightAdapter
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 # What the last parts of a layer's name say about its roles, in the order of its rows.
 _ROLES: tuple[tuple[str, str], ...] = (
@@ -142,30 +146,30 @@ def _swap_in(
 
 
 @contextlib.contextmanager
-def steady(model: SourceModel) -> Iterator[None]:
+def cached_weights(model: SourceModel) -> Iterator[None]:
     """Within the block, where no parameter may change, effective weights are made once."""
     layers = [m for m in model.network.modules() if isinstance(m, InjectedLinear)]
     for layer in layers:
-        layer.hold_still(True)
+        layer.cache_weight(True)
     try:
         yield
     finally:
         for layer in layers:
-            layer.hold_still(False)
+            layer.cache_weight(False)
 
 
 @contextlib.contextmanager
-def bypassed(model: SourceModel) -> Iterator[None]:
+def adapters_disabled(model: SourceModel) -> Iterator[None]:
     """Within the block the model computes with its source weights, whatever was injected."""
     kinds = (InjectedLinear, InjectedWeight)
     layers = [m for m in model.network.modules() if isinstance(m, kinds)]
     for layer in layers:
-        layer.bypassed = True
+        layer.adapters_disabled = True
     try:
         yield
     finally:
         for layer in layers:
-            layer.bypassed = False
+            layer.adapters_disabled = False
 
 
 @torch.no_grad()

@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from ctta_bench.parts.adapters.thin import (
-    Entered,
     Origin,
-    Part,
+    ProductInput,
+    RowBlock,
     ThinSums,
     origin_of,
     pieces,
@@ -28,10 +28,10 @@ from ctta_bench.parts.adapters.weights import Factors
 
 
 @torch.no_grad()
-def assemble(weight: Tensor, parts: Sequence[Part]) -> Tensor:
-    """The effective weight [out, in], a new one: `weight` with the rows of every part adapted."""
+def assemble(weight: Tensor, blocks: Sequence[RowBlock]) -> Tensor:
+    """The effective weight [out, in], a new one: `weight` with the rows of every block adapted."""
     whole, end = torch.empty_like(weight), 0
-    for rows, factors in parts:
+    for rows, factors in blocks:
         whole[end : rows.start] = weight[end : rows.start]
         _adapt_into(whole[rows], weight[rows], factors)
         end = rows.stop
@@ -51,11 +51,13 @@ def _adapt_into(whole: Tensor, weight: Tensor, factors: Factors) -> None:
             whole[rows].addmm_(up[rows], factors.down)
 
 
-def activation(x: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
+def activation(
+    x: Tensor, weight: Tensor, bias: Tensor | None, blocks: Sequence[RowBlock]
+) -> Tensor:
     """x [..., in] to [..., out] through the activations: (x Wᵀ + (x Qᵀ) Pᵀ) ⊙ c + b."""
     y = linear(x, weight)
     made, end = [], 0
-    for rows, factors in parts:
+    for rows, factors in blocks:
         piece = y[..., rows]
         if factors.up is not None and factors.down is not None:
             piece = piece + linear(linear(x, factors.down), factors.up)
@@ -71,12 +73,12 @@ def merged(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    parts: Sequence[Part],
+    blocks: Sequence[RowBlock],
     whole: Tensor | None = None,
 ) -> Tensor:
     """x [..., in] to [..., out] through W_eff: `whole`, or made here and again backward."""
-    rows = [rows for rows, _ in parts]
-    tensors = [tensor for _, factors in parts for tensor in factors.tensors()]
+    rows = [rows for rows, _ in blocks]
+    tensors = [tensor for _, factors in blocks for tensor in factors.tensors()]
     result: Tensor = _Merged.apply(x, weight, bias, whole, rows, origin_of(x), *tensors)
     return result
 
@@ -95,7 +97,7 @@ class _Merged(torch.autograd.Function):
     ) -> Tensor:
         dtype, scaled = _compute_dtype(x), any(scale is not None for scale in factors[::3])
         with torch.autocast(x.device.type, enabled=False):
-            used = assemble(weight, _parts(rows, factors)) if whole is None else whole
+            used = assemble(weight, _row_blocks(rows, factors)) if whole is None else whole
             offset = None if bias is None else bias.to(dtype)
             y = linear(x.to(dtype), used.to(dtype), offset)
             reliable = _reliable_rows(used, offset, dtype) if scaled else None
@@ -110,24 +112,24 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         weight, bias, whole, y, reliable, *others = ctx.saved_tensors
         count = 3 * len(ctx.rows)
-        parts = _parts(ctx.rows, others[:count])
+        blocks = _row_blocks(ctx.rows, others[:count])
         with torch.autocast(dy.device.type, enabled=False):
             dy, dx = dy.reshape(-1, dy.shape[-1]), None
             if ctx.needs_input_grad[0]:
-                used = assemble(weight, parts) if whole is None else whole
+                used = assemble(weight, blocks) if whole is None else whole
                 dx = (dy @ used.to(dy.dtype)).view(ctx.x_shape).to(ctx.x_dtype)
                 del used
-            entered = Entered(Origin(ctx.build, others[count:], ctx.shared), ctx.dtype)
-            thin = ThinSums(parts, dy, entered, None if y is None else y.reshape(dy.shape))
+            entered = ProductInput(Origin(ctx.build, others[count:], ctx.shared), ctx.dtype)
+            thin = ThinSums(blocks, dy, entered, None if y is None else y.reshape(dy.shape))
             gradients = thin.gradients()
-            for i, part in enumerate(parts):
-                if part[1].scale is not None:
+            for i, block in enumerate(blocks):
+                if block[1].scale is not None:
                     sums = thin.row_sums(i, bias)
-                    gradients[3 * i] = scale_gradient(part, sums, reliable, weight, dy, entered)
+                    gradients[3 * i] = scale_gradient(block, sums, reliable, weight, dy, entered)
         return dx, None, None, None, None, None, *gradients
 
 
-def _parts(rows: Sequence[slice], factors: Sequence[Tensor | None]) -> list[Part]:
+def _row_blocks(rows: Sequence[slice], factors: Sequence[Tensor | None]) -> list[RowBlock]:
     return [(own, Factors(*factors[3 * i : 3 * i + 3])) for i, own in enumerate(rows)]
 
 

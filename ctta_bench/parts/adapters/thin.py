@@ -8,16 +8,20 @@ read once. Thin factors stand as rows [r, tokens]: products with a few columns a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from ctta_bench.names import renamed
 from ctta_bench.parts.adapters.weights import Factors
 
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
+
 # Rows of a weight and the factors that adapt them; other rows are frozen.
-Part = tuple[slice, Factors]
+RowBlock = tuple[slice, Factors]
 CACHED_VALUES = 2**19  # of a piece of a tensor: 2 MB, near what a core's cache holds
 
 
@@ -61,7 +65,7 @@ def _normalised(
     return values if weight is None else values.mul_(weight)
 
 
-class Entered:
+class ProductInput:
     """A product's input as rows [tokens, in], made piece by piece."""
 
     def __init__(self, origin: Origin, dtype: torch.dtype) -> None:
@@ -83,25 +87,25 @@ def pieces(rows: Tensor, width: int) -> Iterator[slice]:
 
 
 class ThinSums:
-    """Gradients of the factors of `parts`, from dy [tokens, out] and what entered the product.
+    """Gradients of the factors of `blocks`, from dy [tokens, out] and what entered the product.
 
     `y`, the product's output, is needed where c learns. Summed within a piece in the product's
     own precision, over pieces in float32 or better.
     """
 
     def __init__(
-        self, parts: Sequence[Part], dy: Tensor, entered: Entered, y: Tensor | None
+        self, blocks: Sequence[RowBlock], dy: Tensor, entered: ProductInput, y: Tensor | None
     ) -> None:
-        self.parts, self.entered = parts, entered
+        self.blocks, self.entered = blocks, entered
         self.wide = torch.promote_types(dy.dtype, torch.float32)
-        self.ups = [None if f.up is None else f.scaled_up().to(dy.dtype).T for _, f in parts]
+        self.ups = [None if f.up is None else f.scaled_up().to(dy.dtype).T for _, f in blocks]
         self.ranks = [0 if up is None else len(up) for up in self.ups]
-        # Where c learns, a row of ones below a part's Q X sums dY itself, at hardly any cost.
+        # Where c learns, a row of ones below a block's Q X sums dY itself, at hardly any cost.
         self.ones = 0 if y is None else 1
         self.heights = [rank + self.ones for rank in self.ranks]
         self.of_ups = [
             torch.zeros(height, rows.stop - rows.start, dtype=self.wide, device=dy.device)
-            for height, (rows, _) in zip(self.heights, parts, strict=True)
+            for height, (rows, _) in zip(self.heights, blocks, strict=True)
         ]
         self.down = self._padded_down(dy.dtype)
         inputs = 0 if self.down is None else self.down.shape[1]
@@ -119,13 +123,13 @@ class ThinSums:
         self.products = None if products is None else products.sum(0)
 
     def _padded_down(self, dtype: torch.dtype) -> Tensor | None:
-        """Q of all parts, with room for rows of ones between them; None if there is no Q."""
-        downs = [f.down.to(dtype) for _, f in self.parts if f.down is not None]
+        """Q of all blocks, with room for rows of ones between them; None if there is no Q."""
+        downs = [f.down.to(dtype) for _, f in self.blocks if f.down is not None]
         if not downs:
             return None
         room = downs[0].new_zeros(self.ones, downs[0].shape[1])
         nothing = downs[0].new_zeros(0, downs[0].shape[1])
-        own = [nothing if f.down is None else f.down.to(dtype) for _, f in self.parts]
+        own = [nothing if f.down is None else f.down.to(dtype) for _, f in self.blocks]
         return torch.cat([piece for down in own for piece in (room, down)][1:])
 
     def _add(self, dy: Tensor, tokens: slice) -> None:
@@ -134,20 +138,20 @@ class ThinSums:
         if self.down is not None:
             x = self.entered.piece(tokens)
             torch.mm(self.down, x.T, out=inside[: len(self.down)])
-            owners = zip(self.ups, self.parts, strict=True)
+            owners = zip(self.ups, self.blocks, strict=True)
             back = [up @ dy[:, rows].T for up, (rows, _) in owners if up is not None]
             _accumulate(self.of_down, torch.cat(back) if len(back) > 1 else back[0], x)
             if self.ones:
                 for factor in own[:-1]:  # the last row lies below what was just written
                     factor[-1].fill_(1)
-        for total, factor, (rows, _) in zip(self.of_ups, own, self.parts, strict=True):
+        for total, factor, (rows, _) in zip(self.of_ups, own, self.blocks, strict=True):
             _accumulate(total, factor, dy[:, rows])
 
     def gradients(self) -> list[Tensor | None]:
-        """Gradients of c (not here), P and Q of every part."""
+        """Gradients of c (not here), P and Q of every block."""
         found: list[Tensor | None] = []
         downs = self.of_down.split(self.ranks)
-        for (_, factors), total, down in zip(self.parts, self.of_ups, downs, strict=True):
+        for (_, factors), total, down in zip(self.blocks, self.of_ups, downs, strict=True):
             if factors.up is None or factors.down is None:
                 found += [None, None, None]
                 continue
@@ -157,8 +161,8 @@ class ThinSums:
         return found
 
     def row_sums(self, number: int, bias: Tensor | None) -> Tensor:
-        """rowsum(G ⊙ W_eff) of a part, Σ_n dY (y - b)."""
-        rows, _ = self.parts[number]
+        """rowsum(G ⊙ W_eff) of a block, Σ_n dY (y - b)."""
+        rows, _ = self.blocks[number]
         assert self.products is not None
         products = self.products[rows]
         return products if bias is None else products - bias[rows] * self.of_ups[number][-1]
@@ -172,11 +176,16 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def scale_gradient(
-    part: Part, sums: Tensor, reliable: Tensor, weight: Tensor, dy: Tensor, entered: Entered
+    block: RowBlock,
+    sums: Tensor,
+    reliable: Tensor,
+    weight: Tensor,
+    dy: Tensor,
+    entered: ProductInput,
 ) -> Tensor:
-    """Gradient [out, 1] of a part's c: its row sums / c, and where that says nothing (a neuron of
+    """Gradient [out, 1] of a block's c: its row sums / c, and where that says nothing (a neuron of
     no length, or hidden by its bias) Σ_n dY (x (W + P Q)ᵀ)."""
-    rows, factors = part
+    rows, factors = block
     assert factors.scale is not None
     gradient = sums.to(factors.scale.dtype) / factors.scale[:, 0]
     doubtful = (~reliable[rows]).nonzero().flatten()

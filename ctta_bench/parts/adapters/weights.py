@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
+from ctta_bench.names import OldNames
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Factors:
         return self.scale, self.up, self.down
 
 
-class WeightAdapter(nn.Module):
+class WeightAdapter(OldNames, nn.Module):
     """Turns a frozen weight [out, in] into the adapted one; holds its own trainable parameters.
 
     A subclass defines `factors`, and then its layer's gradients need no matrix product as large
@@ -46,7 +47,7 @@ class WeightAdapter(nn.Module):
 
     weight: Tensor
 
-    def hold(self, weight: Tensor) -> None:
+    def register_frozen_weight(self, weight: Tensor) -> None:
         """Keep the frozen weight, outside the saved state: it is the model's."""
         self.register_buffer("weight", weight, persistent=False)
 
@@ -72,7 +73,7 @@ class LowRankWeight(WeightAdapter):
 
     def __init__(self, weight: Tensor, rank: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.hold(weight)
+        self.register_frozen_weight(weight)
         self.scale = scale
         self.down = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
         self.up = nn.Parameter(weight.new_zeros(weight.shape[0], rank))

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, WarmupHyperparameters
 from ctta_bench.model import fingerprint
-from ctta_bench.parts.adapters.injection import bypassed, inject, steady
+from ctta_bench.parts.adapters.injection import adapters_disabled, cached_weights, inject
 from ctta_bench.parts.adapters.weights import WeightAdapter
 from ctta_bench.parts.source.features import FEATURES, ImageFeatures, StageFeatures
 from ctta_bench.parts.source.moments import (
     RunningMoments,
     SourceStatistics,
     alignment_loss,
-    kept_for_places,
+    cached_statistics_of_maps,
     moment_distance,
 )
 
@@ -149,10 +149,10 @@ class AlignmentMethod(Method):
             return self.aligned.statistics(source, lambda x: self.features_and_logits(x)[0])
 
         with (
-            bypassed(self.model) if of_source else contextlib.nullcontext(),
-            self.model.fed_as_trained() if normalised else contextlib.nullcontext(),
+            adapters_disabled(self.model) if of_source else contextlib.nullcontext(),
+            self.model.with_trained_preprocessing() if normalised else contextlib.nullcontext(),
         ):
-            self.sources = kept_for_places(source, facts, make, self.model.mean)
+            self.sources = cached_statistics_of_maps(source, facts, make, self.model.mean)
         self.source_used = self.sources[0].images
         self.runnings = [
             RunningMoments(source) if self.hp.single_image == "ema" else None
@@ -168,12 +168,12 @@ class AlignmentMethod(Method):
         return FEATURES[self.model.task](self.model, self.hp)
 
     @property
-    def source(self) -> SourceStatistics:
+    def source_statistics(self) -> SourceStatistics:
         """The statistics of the source's features, of the first stage where there are several."""
         return self.sources[0]
 
     @property
-    def running(self) -> RunningMoments | None:
+    def running_moments(self) -> RunningMoments | None:
         """The running moments beside `source`, if there are any."""
         return self.runnings[0]
 
@@ -205,7 +205,7 @@ class AlignmentMethod(Method):
         """The distance of one stage's features [n, d]; `single_image` says what one image has."""
         source, running = self.sources[place], self.runnings[place]
         if running is not None and not self.hp.faithful:
-            mean, std = running.follow(features)
+            mean, std = running.update_statistics(features)
             if len(features) < 2:
                 return moment_distance(mean, std, source, self.hp.std_weight)
         single: Any = "nan" if self.hp.faithful else self.hp.single_image
@@ -214,7 +214,7 @@ class AlignmentMethod(Method):
     def adapt_in_chunks(self, images: Tensor) -> Tensor:
         """A step on a batch in `chunks`, whose gradients add up; logits from before it."""
         chunks = images.chunk(self.hp.chunks)
-        with steady(self.model) if len(chunks) > 1 else contextlib.nullcontext():
+        with cached_weights(self.model) if len(chunks) > 1 else contextlib.nullcontext():
             whole = self.hp.two_pass and len(chunks) > 1
             scored, finite = self.two_passes(chunks) if whole else self.one_pass(chunks)
         if finite:

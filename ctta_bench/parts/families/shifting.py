@@ -11,7 +11,7 @@ from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, MethodHyperparameters
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.prompts.class_token import check_class_token, class_tokens
-from ctta_bench.parts.source.moments import SourceStatistics, kept_statistics, source_statistics
+from ctta_bench.parts.source.moments import SourceStatistics, cached_statistics, source_statistics
 
 
 class ShiftHyperparameters(MethodHyperparameters):
@@ -48,14 +48,14 @@ class ShiftMethod(Method):
                 source.batches(),
                 samples=samples,
                 entropy_limit=None,
-                seen=lambda images: self.seen(images).flatten(1),
+                seen=lambda images: self.forward_features(images).flatten(1),
             )
 
         facts = {"samples": samples, "all_blocks": self.all_blocks}
-        self.source = kept_statistics(source, facts, make, self.model.mean)
+        self.source = cached_statistics(source, facts, make, self.model.mean)
         self.source_used = self.source.images
 
-    def seen(self, images: Tensor) -> Tensor:
+    def forward_features(self, images: Tensor) -> Tensor:
         """Features [n, places, d], the last of them those that are shifted."""
         if self.all_blocks:
             return class_tokens(self.model, images)
@@ -64,7 +64,7 @@ class ShiftMethod(Method):
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Logits of the shifted features."""
-        return self.shifted(self.seen(images)[:, -1])
+        return self.shifted_logits(self.forward_features(images)[:, -1])
 
     def shift(self) -> Tensor | float:
         """γ times the way from the stream's mean to the source's [d]; 0 before the first batch."""
@@ -72,11 +72,11 @@ class ShiftMethod(Method):
             return 0.0
         return self.hp.shift_weight * (self.source.mean[-len(self.average) :] - self.average)
 
-    def shifted(self, features: Tensor) -> Tensor:
+    def shifted_logits(self, features: Tensor) -> Tensor:
         """Logits of features [n, d]."""
         return self.model.head(features + self.shift())
 
-    def follow(self, features: Tensor) -> None:
+    def update_statistics(self, features: Tensor) -> None:
         """Take features [..., d] into the stream's mean, if they are finite."""
         mean = features.detach().flatten(0, -2).to(self.source.mean).mean(0)
         if not bool(mean.isfinite().all()):

@@ -20,7 +20,7 @@ from ctta_bench.parts.segmentation.scales import (
     View,
     check_hard_labels,
     hard_loss,
-    labels_over_views,
+    log_probabilities_over_views,
 )
 from ctta_bench.parts.views.batch import random_view
 from ctta_bench.parts.views.passes import IMAGES_PER_PASS, Augment, at_least_float32, over_views
@@ -79,7 +79,7 @@ class StudentMethod(Method):
 
     def labelled(self, images: Tensor, views: Sequence[View]) -> tuple[Tensor, float]:
         """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views."""
-        return labels_over_views(
+        return log_probabilities_over_views(
             images,
             views,
             self.teacher,

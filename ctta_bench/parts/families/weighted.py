@@ -6,7 +6,7 @@ of its own, and scores logits corrected for the classes of the batch.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -15,13 +15,17 @@ from torch.nn.functional import cosine_similarity
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.method.updates import symmetric_cross_entropy
+from ctta_bench.names import renamed
 from ctta_bench.parts.views.batch import light_view
 
-FOLLOWING = 0.1  # share of a batch in the average prediction
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
+
+BATCH_SHARE = 0.1  # share of a batch in the average prediction
 CLIPPED = 0.99  # largest probability that a likelihood ratio sees
 
 
-class WeightedHyperparameters(OptimizerHyperparameters):
+class SampleWeightingHyperparameters(OptimizerHyperparameters):
     """What ROID and CMF have in common."""
 
     nesterov: bool = Field(True, description="Nesterov's momentum (SGD)")
@@ -33,10 +37,10 @@ class WeightedHyperparameters(OptimizerHyperparameters):
     )
 
 
-class WeightedMethod(Method):
+class SampleWeightingMethod(Method):
     """Weighted self-training of all norm layers; how the weights go back is a method's own.
 
-    A method defines `adapt`; its hyper-parameters are `WeightedHyperparameters`.
+    A method defines `adapt`; its hyper-parameters are `SampleWeightingHyperparameters`.
     """
 
     search_space = {"lr": (1e-5, 1e-1), "prior": ["logits", "probabilities", "off"]}
@@ -63,24 +67,24 @@ class WeightedMethod(Method):
         """Corrected logits."""
         return self.corrected(self.model(images))
 
-    def learn(self, images: Tensor, logits: Tensor) -> bool:
+    def update(self, images: Tensor, logits: Tensor) -> bool:
         """One step on the weighted images of a batch; False, and counted, if all are left out.
 
         The average prediction then moves towards the batch's.
         """
         entropy = softmax_entropy(logits)
         p = logits.detach().softmax(-1, dtype=entropy.dtype)
-        weights = self.weights(p, entropy.detach())
+        weights = self.sample_weights(p, entropy.detach())
         self.full_batch = max(self.full_batch, len(images))
         if not bool((weights > 0).any()):
             self.skip_update()
             return False
-        if not self.step(self.objective(images, logits, weights)):
+        if not self.step(self.total_loss(images, logits, weights)):
             return False
-        self.average = (1 - FOLLOWING) * self.average + FOLLOWING * p.mean(0)
+        self.average = (1 - BATCH_SHARE) * self.average + BATCH_SHARE * p.mean(0)
         return True
 
-    def weights(self, p: Tensor, entropy: Tensor) -> Tensor:
+    def sample_weights(self, p: Tensor, entropy: Tensor) -> Tensor:
         """Weights [n] in {0} and [1, e^(1/τ)] of probabilities p [n, classes] and entropies [n].
 
         0 leaves an image out. All are 0 where no two images differ, or one is not finite.
@@ -92,7 +96,7 @@ class WeightedMethod(Method):
         # Comparisons with what is not a number are false.
         return torch.where(diversity >= diversity.mean(), weights, 0).nan_to_num(0)
 
-    def objective(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+    def total_loss(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
         """The weighted losses of the kept images, summed and divided by the size of a full batch.
 
         As in the official code, where the size is configured: a short last batch takes a short

@@ -13,6 +13,7 @@ from torch.nn.functional import avg_pool2d, pad
 
 from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
+from ctta_bench.names import OldNames
 from ctta_bench.parts.encoder import hooked
 from ctta_bench.parts.prompts.placed import dropout_uncertainty
 from ctta_bench.parts.segmentation.dropping import check_dropout, dropouts_of, dropping
@@ -22,7 +23,7 @@ PROBE_SIDE = 32
 DROPPED = 0.5
 
 
-class MaskedMaps:
+class MaskedMaps(OldNames):
     """The passes of a segmentor whose first stage's embedding can be masked by groups.
 
     `embedding_width` is that of the tokens that are masked, `width` that of the decode head's map
@@ -56,7 +57,7 @@ class MaskedMaps:
         return embedding
 
     @torch.no_grad()
-    def look(self, images: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+    def logits_and_uncertainty(self, images: Tensor, passes: int) -> tuple[Tensor, Tensor]:
         """Logits [n, classes, h, w] of images, and the uncertainty [n, groups].
 
         One pass of the encoder; the variance of the probabilities over `passes` of the head.

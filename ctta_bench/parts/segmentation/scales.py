@@ -150,7 +150,7 @@ def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def labels_over_views(
+def log_probabilities_over_views(
     images: Tensor,
     views: Sequence[View],
     teacher: SourceModel,

@@ -6,7 +6,7 @@ A sample is an image; of feature maps, every place is one.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from torch import Tensor
 from ctta_bench.errors import ConfigError, DataError, MethodError
 from ctta_bench.method import softmax_entropy
 from ctta_bench.model import SourceModel
+from ctta_bench.names import OldNames, renamed
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 RUNNING = 0.9  # share of the past in the moments of single images
 LEAST_VARIANCE = 1e-12  # the root of less has no finite gradient
@@ -66,14 +70,14 @@ def source_statistics(
     return SourceStatistics(features.mean(0), features.std(0), len(features))
 
 
-def kept_statistics(
+def cached_statistics(
     source: Any, facts: dict[str, Any], make: Callable[[], SourceStatistics], like: Tensor
 ) -> SourceStatistics:
     """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
-    return kept_for_places(source, facts, lambda: [make()], like)[0]
+    return cached_statistics_of_maps(source, facts, lambda: [make()], like)[0]
 
 
-def kept_for_places(
+def cached_statistics_of_maps(
     source: Any, facts: dict[str, Any], make: Callable[[], list[SourceStatistics]], like: Tensor
 ) -> list[SourceStatistics]:
     """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
@@ -98,13 +102,13 @@ def kept_for_places(
 
 @torch.no_grad()
 def place_statistics(
-    passed: Callable[[Tensor], Sequence[Tensor]],
+    forward_features: Callable[[Tensor], Sequence[Tensor]],
     images: Iterable[Tensor],
     *,
     samples: int,
     pooled: bool,
 ) -> list[SourceStatistics]:
-    """Statistics over the places of maps, for each map that `passed` gives as rows [h·w, C].
+    """Statistics over the places of maps, for each map of `forward_features` as rows [h·w, C].
 
     images: [1, 3, H, W] each, of which the first `samples` are read. Moments of each image are
     averaged; or, `pooled`, those of all places together, whose deviation also holds how images
@@ -113,7 +117,7 @@ def place_statistics(
     found: list[list[Tensor]] = []
     count = 0
     for image in images:
-        moments = [_moments_of(rows, pooled) for rows in passed(image)]
+        moments = [_moments_of(rows, pooled) for rows in forward_features(image)]
         before = found or [[torch.zeros_like(m) for m in of_map] for of_map in moments]
         both = zip(before, moments, strict=True)
         found = [[a + b for a, b in zip(*of_map, strict=True)] for of_map in both]
@@ -190,7 +194,7 @@ def moment_distance(
     return apart + std_weight * torch.linalg.vector_norm(std - source.std)
 
 
-class RunningMoments:
+class RunningMoments(OldNames):
     """Moving averages of features and of their squares, from the source's on.
 
     They are defined for one image, too. What is kept has no gradient; a new image's share in what
@@ -201,7 +205,7 @@ class RunningMoments:
         self.mean = source.mean.clone()
         self.square = source.mean.square() + source.std.square()
 
-    def follow(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def update_statistics(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation [d] with the features [n, d] in them; kept if they are finite."""
         features = features.to(self.mean.dtype)
         mean = RUNNING * self.mean + (1 - RUNNING) * features.mean(0)

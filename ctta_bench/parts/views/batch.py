@@ -9,11 +9,17 @@ Draws come from torch's global streams, which the base of all methods makes priv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 from torchvision.transforms.v2 import functional as colour
+
+from ctta_bench.names import renamed
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 TAPS = 5  # of the blur
 NOISE = 0.005
@@ -57,10 +63,10 @@ def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         return some.flip(-1) if view.flipped else some
 
     noise = torch.randn(images.shape, dtype=images.dtype, device=images.device)
-    return noise.mul_(NOISE).add_(in_parts(images, seen)).clamp_(0, 1)
+    return noise.mul_(NOISE).add_(in_chunks(images, seen)).clamp_(0, 1)
 
 
-def in_parts(images: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+def in_chunks(images: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """`change` of images [n, 3, H, W], on a CPU of a few at a time, which stay in the cache.
 
     It is for changes of many small steps that treat each image by itself.
@@ -80,7 +86,7 @@ def light_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         some = affine(jitter(some.clamp(0, 1), view), view, margin=0, mirrored=True)
         return (some.flip(-1) if view.flipped else some).clamp(0, 1)
 
-    return in_parts(images, seen)
+    return in_chunks(images, seen)
 
 
 def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
