@@ -11,8 +11,9 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -46,14 +47,23 @@ class Registry:
 
     `kind` is the noun used in messages, `variable` the name that decorators use in source files,
     `packages` those whose modules hold the entries. A plain one does without mmengine, whose import
-    takes half a second, and is not shown by `ctta-bench list`.
+    takes half a second, and is not shown by `ctta-bench list`. `display_names` are those of names
+    that are not registered (a model `timm:...`).
     """
 
-    def __init__(self, kind: str, variable: str, *packages: str, plain: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        variable: str,
+        *packages: str,
+        plain: bool = False,
+        display_names: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = kind
         self.variable = variable
         self.packages = packages
         self.plain = plain
+        self._display_names = display_names or {}
         self._plugin_entries: dict[str, Entry] = {}
 
     @functools.cached_property
@@ -107,6 +117,22 @@ class Registry:
         importlib.import_module(entry.module)
         return self._modules.module_dict[entry.name]
 
+    def declared(self, name: str, attribute: str, default: Any = None) -> Any:
+        """A literal attribute of an entry; the default if entry or attribute does not exist."""
+        entry = self.entries().get(canonical(name))
+        return default if entry is None else entry.attributes.get(attribute, default)
+
+    def display_name(self, name: str) -> str:
+        """The name in tables, figures and pages; `name` itself if none is declared.
+
+        Example: `METHODS.display_name("cotta")` is "CoTTA".
+        """
+        return str(self.declared(name, "display_name") or self._display_names.get(name, name))
+
+    def citation(self, name: str) -> str:
+        """The BibTeX key of an entry's paper, a key of `references()`; "" if it has none."""
+        return str(self.declared(name, "citation", ""))
+
     def forget(self, module: str) -> None:
         """Drop the entries of a plug-in whose code failed half-way."""
         kept = {n: e for n, e in self._plugin_entries.items() if e.module != module}
@@ -140,7 +166,11 @@ class Registry:
                 )
             if owner is None:
                 doc = (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
-                literals = {k: v for k, v in vars(target).items() if isinstance(v, str | int)}
+                literals = {
+                    key: value
+                    for key, value in vars(target).items()
+                    if isinstance(value, str | int | dict) and not key.startswith("__")
+                }
                 self._plugin_entries[name] = Entry(name, module, doc, literals | facts)
             self._modules.register_module(name=name, module=target, force=True)
             return target
@@ -216,7 +246,12 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
 
 METHODS = Registry("method", "METHODS", "ctta_bench.methods")
 BENCHMARKS = Registry("benchmark", "BENCHMARKS", "ctta_bench.datasets")
-MODELS = Registry("model", "MODELS", "ctta_bench.datasets")
+MODELS = Registry(
+    "model",
+    "MODELS",
+    "ctta_bench.datasets",
+    display_names={"timm:vit_base_patch16_224.augreg_in21k_ft_in1k": "ViT-B/16 (ImageNet)"},
+)
 # Of a report, in the order of `place`. A table is made by a function of runs that returns a Table,
 # None, or several; `of="all"`: of all runs, else of the runs that share a table.
 TABLES = Registry(
@@ -229,6 +264,53 @@ FIGURES = Registry(
 METRICS = Registry("metric", "METRICS", "ctta_bench.scoring", plain=True)
 MEASURES = Registry("measure", "MEASURES", "ctta_bench.scoring", plain=True)
 REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES, METRICS, MEASURES)
+
+
+def domain_display_names(benchmark: str, domains: Sequence[str]) -> list[str]:
+    """The names of a benchmark's domains in tables and figures, e.g. "Gaussian", "JPEG".
+
+    They are declared in the benchmark's `domain_display_names`; the name of another benchmark there
+    means that benchmark's. A domain without one is shown with spaces for underscores. Where two
+    domains would look the same, all of them keep the names of the record.
+    """
+    names = BENCHMARKS.declared(benchmark, "domain_display_names", {})
+    if isinstance(names, str):
+        names = BENCHMARKS.declared(names, "domain_display_names", {})
+    shown = [str(names.get(domain, domain.replace("_", " "))) for domain in domains]
+    return shown if len(set(shown)) == len(set(domains)) else list(domains)
+
+
+@functools.cache
+def references() -> dict[str, dict[str, str]]:
+    """The papers of methods, benchmarks and settings by BibTeX key, sorted.
+
+    Each has the fields of its entry (`author`, `title`, `year`, ...) and, as `bibtex`, the entry.
+    They are read from `references.bib` of methods/ and datasets/.
+    """
+    found = {}
+    for package in (*METHODS.packages, *BENCHMARKS.packages):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            text = (Path(folder) / "references.bib").read_text(encoding="utf-8")
+            for entry, key in re.findall(
+                r"^(@\w+\{(\w+),\n.*?^\})", text, re.DOTALL | re.MULTILINE
+            ):
+                if key in found:
+                    raise ConfigError(
+                        f"two BibTeX entries have the key {key!r}; rename one of them."
+                    )
+                fields = dict(re.findall(r"^  (\w+) *= \{(.*)\},?$", entry, re.MULTILINE))
+                found[key] = {**fields, "bibtex": entry}
+    return dict(sorted(found.items()))
+
+
+def short_reference(key: str, venue: str = "") -> str:
+    """A paper in a few words, e.g. "Wang et al., ICLR 2021"; the key must be in `references()`."""
+    fields = references()[key]
+    names = [author.partition(",")[0] for author in fields["author"].split(" and ")]
+    authors = " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
+    return " ".join(filter(None, (f"{authors},", venue, fields["year"])))
+
 
 _plugins: dict[str, ModuleType] = {}
 # What other people's code raises at import when it is wrong (pydantic's errors are among these).

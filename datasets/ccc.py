@@ -131,6 +131,9 @@ class CCC(Benchmark):
 
     Settings = CCCSettings
     name = "ccc"
+    display_name = "CCC"
+    year = 2023
+    citation = "press2023rdumb"
     num_classes = 1000
     default_model = VIT_B_16
     decodes = True

@@ -175,6 +175,10 @@ class Cifar10C(CifarC):
     """CIFAR10-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
 
     name = "cifar10_c"
+    display_name = "CIFAR-10-C"
+    year = 2019
+    citation = "hendrycks2019corruptions"
+    domain_display_names = "imagenet_c"
     default_model = "cifar10_vit_base"
     folder = "CIFAR-10-C"
     num_classes = 10
@@ -189,6 +193,10 @@ class Cifar100C(CifarC):
     """CIFAR100-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
 
     name = "cifar100_c"
+    display_name = "CIFAR-100-C"
+    year = 2019
+    citation = "hendrycks2019corruptions"
+    domain_display_names = "imagenet_c"
     default_model = "cifar100_vit_base"
     folder = "CIFAR-100-C"
     num_classes = 100

@@ -40,13 +40,13 @@ def vit_base(num_classes: int) -> nn.Module:
     return with_cfg(network, num_classes, f"fine-tuned from timm:{VIT}", **recorded)
 
 
-@MODELS.register_module("cifar10_vit_base")
+@MODELS.register_module("cifar10_vit_base", display_name="ViT-B/16 (CIFAR-10)")
 def cifar10_vit_base() -> nn.Module:
     """ViT-B/16 at 384 pixels fine-tuned on CIFAR-10 (86,098,186 parameters)."""
     return vit_base(10)
 
 
-@MODELS.register_module("cifar100_vit_base")
+@MODELS.register_module("cifar100_vit_base", display_name="ViT-B/16 (CIFAR-100)")
 def cifar100_vit_base() -> nn.Module:
     """ViT-B/16 at 384 pixels fine-tuned on CIFAR-100 (86,167,396 parameters)."""
     return vit_base(100)
@@ -178,31 +178,31 @@ def augmix(network: nn.Module, num_classes: int, name: str) -> nn.Module:
     )
 
 
-@MODELS.register_module("cifar10_wrn28_10")
+@MODELS.register_module("cifar10_wrn28_10", display_name="WRN-28-10 (CIFAR-10)")
 def cifar10_wrn28_10() -> nn.Module:
     """WideResNet-28-10, RobustBench's `Standard` for CIFAR-10 (raw images, 36.5 M parameters)."""
     return with_cfg(WideResNet(28, 10, 10), 10, "RobustBench's Standard for CIFAR-10")
 
 
-@MODELS.register_module("cifar10_wrn40_2")
+@MODELS.register_module("cifar10_wrn40_2", display_name="WRN-40-2 AugMix (CIFAR-10)")
 def cifar10_wrn40_2() -> nn.Module:
     """WideResNet-40-2, RobustBench's `Hendrycks2020AugMix_WRN` for CIFAR-10 (2.2 M parameters)."""
     return augmix(WideResNet(40, 2, 10), 10, "Hendrycks2020AugMix_WRN")
 
 
-@MODELS.register_module("cifar10_resnext29")
+@MODELS.register_module("cifar10_resnext29", display_name="ResNeXt-29 AugMix (CIFAR-10)")
 def cifar10_resnext29() -> nn.Module:
     """ResNeXt-29, RobustBench's `Hendrycks2020AugMix_ResNeXt` for CIFAR-10 (6.8 M parameters)."""
     return augmix(CifarResNeXt(10), 10, "Hendrycks2020AugMix_ResNeXt")
 
 
-@MODELS.register_module("cifar100_wrn40_2")
+@MODELS.register_module("cifar100_wrn40_2", display_name="WRN-40-2 AugMix (CIFAR-100)")
 def cifar100_wrn40_2() -> nn.Module:
     """WideResNet-40-2, RobustBench's `Hendrycks2020AugMix_WRN` for CIFAR-100 (2.3 M parameters)."""
     return augmix(WideResNet(40, 2, 100), 100, "Hendrycks2020AugMix_WRN")
 
 
-@MODELS.register_module("cifar100_resnext29")
+@MODELS.register_module("cifar100_resnext29", display_name="ResNeXt-29 AugMix (CIFAR-100)")
 def cifar100_resnext29() -> nn.Module:
     """ResNeXt-29, RobustBench's `Hendrycks2020AugMix_ResNeXt` for CIFAR-100 (6.9 M parameters)."""
     return augmix(CifarResNeXt(100), 100, "Hendrycks2020AugMix_ResNeXt")

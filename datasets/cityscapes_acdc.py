@@ -70,6 +70,14 @@ class CityscapesACDC(Benchmark):
 
     Settings = StreetSettings
     name = "cityscapes_acdc"
+    display_name = "Cityscapes → ACDC"
+    year = 2021
+    citation = "sakaridis2021acdc"
+    domain_display_names = {
+        "fog": "Fog", "night": "Night", "rain": "Rain", "snow": "Snow",
+        "fog_ref": "Fog (reference)", "night_ref": "Night (reference)",
+        "rain_ref": "Rain (reference)", "snow_ref": "Snow (reference)", "clean": "Clean",
+    }  # fmt: skip
     task = "segmentation"
     num_classes = len(CLASSES)
     class_names = CLASSES

@@ -60,6 +60,10 @@ class FashionC(Benchmark):
 
     Settings = FashionSettings
     name = "fashion_c"
+    display_name = "Fashion-C"
+    year = 2017
+    citation = "xiao2017fashion"
+    domain_display_names = "imagenet_c"
     published = False
     num_classes = 10
     default_model = "fashion_vit"

@@ -49,7 +49,7 @@ class ConvStem(PatchEmbed):
         )
 
 
-@MODELS.register_module("fashion_vit")
+@MODELS.register_module("fashion_vit", display_name="ViT (Fashion-MNIST)")
 def fashion_vit() -> nn.Module:
     """ViT with patch 4, width 96, depth 4 and 4 heads (65 tokens, 0.50 M parameters)."""
     network = VisionTransformer(
@@ -89,7 +89,7 @@ class FashionCNN(nn.Module):
         )
 
 
-@MODELS.register_module("fashion_cnn")
+@MODELS.register_module("fashion_cnn", display_name="CNN (Fashion-MNIST)")
 def fashion_cnn() -> nn.Module:
     """BatchNorm CNN of six 3x3 convolutions in three stages (0.29 M parameters)."""
     return with_cfg(FashionCNN(), "fashion_cnn.safetensors")

@@ -29,6 +29,10 @@ class FashionRotation(Benchmark):
 
     Settings = RotationSettings
     name = "fashion_rotation"
+    display_name = "Fashion rotation"
+    year = 2017
+    citation = "xiao2017fashion"
+    domain_display_names = {"rotation": "Rotation"}
     num_classes = TURNS
     default_model = "fashion_vit"
     other_labels = True

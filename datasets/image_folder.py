@@ -33,6 +33,7 @@ class ImageFolder(Benchmark):
 
     Settings = FolderSettings
     name = "image_folder"
+    display_name = "Image folder"
     decodes = True
 
     @property

@@ -128,6 +128,18 @@ class ImageNetC(CorruptionFolders):
     """ImageNet-C: 15 corruptions and 4 hold-out ones at 5 severities, 5,000 or 50,000 images."""
 
     name = "imagenet_c"
+    display_name = "ImageNet-C"
+    year = 2019
+    citation = "hendrycks2019corruptions"
+    domain_display_names = {
+        "gaussian_noise": "Gaussian", "shot_noise": "Shot", "impulse_noise": "Impulse",
+        "defocus_blur": "Defocus", "glass_blur": "Glass", "motion_blur": "Motion",
+        "zoom_blur": "Zoom", "snow": "Snow", "frost": "Frost", "fog": "Fog",
+        "brightness": "Brightness", "contrast": "Contrast", "elastic_transform": "Elastic",
+        "pixelate": "Pixelate", "jpeg_compression": "JPEG", "speckle_noise": "Speckle",
+        "gaussian_blur": "Gaussian blur", "spatter": "Spatter", "saturate": "Saturate",
+        "clean": "Clean",
+    }  # fmt: skip
     folder = "ImageNet-C"
     semantic_shift: ClassVar = {"benchmark": "cifar100_c", "labels": 100, "domains": ["clean"]}
     corruptions = CORRUPTIONS
@@ -139,6 +151,16 @@ class ImageNet3DCC(CorruptionFolders):
     """ImageNet-3DCC: 12 corruptions that know the scene's depth, at 5 severities."""
 
     name = "imagenet_3dcc"
+    display_name = "ImageNet-3DCC"
+    year = 2022
+    citation = "kar2022corruptions"
+    domain_display_names = {
+        "near_focus": "Near focus", "far_focus": "Far focus", "bit_error": "Bit error",
+        "color_quant": "Colour quantisation", "flash": "Flash", "fog_3d": "Fog 3D",
+        "h265_abr": "H.265 ABR", "h265_crf": "H.265 CRF", "iso_noise": "ISO noise",
+        "low_light": "Low light", "xy_motion_blur": "XY motion blur",
+        "z_motion_blur": "Z motion blur", "clean": "Clean",
+    }  # fmt: skip
     folder = "ImageNet-3DCC"
     semantic_shift: ClassVar = {"benchmark": "cifar100_c", "labels": 100, "domains": ["clean"]}
     corruptions = CORRUPTIONS_3D

@@ -59,6 +59,10 @@ class ImageNetR(Variant):
     """ImageNet-R: 30,000 renditions (art, cartoons, toys, ...) of 200 classes."""
 
     name = "imagenet_r"
+    display_name = "ImageNet-R"
+    year = 2021
+    citation = "hendrycks2021renditions"
+    domain_display_names = {"imagenet_r": "ImageNet-R"}
     folder = "imagenet-r"
     num_classes = 200
     classes = "imagenet_r"
@@ -69,6 +73,10 @@ class ImageNetA(Variant):
     """ImageNet-A: 7,500 photographs of 200 classes that ResNet-50 gets wrong."""
 
     name = "imagenet_a"
+    display_name = "ImageNet-A"
+    year = 2021
+    citation = "hendrycks2021adversarial"
+    domain_display_names = {"imagenet_a": "ImageNet-A"}
     folder = "imagenet-a"
     num_classes = 200
     classes = "imagenet_a"
@@ -79,6 +87,10 @@ class ImageNetSketch(Variant):
     """ImageNet-Sketch: 50,889 black-and-white sketches of all 1,000 classes."""
 
     name = "imagenet_sketch"
+    display_name = "ImageNet-Sketch"
+    year = 2019
+    citation = "wang2019sketch"
+    domain_display_names = {"imagenet_sketch": "ImageNet-Sketch"}
     folder = "ImageNet-Sketch/sketch"
 
 
@@ -87,6 +99,10 @@ class ImageNetV2(Variant):
     """ImageNet-V2: 10,000 new photographs of all 1,000 classes, matched in frequency."""
 
     name = "imagenet_v2"
+    display_name = "ImageNet-V2"
+    year = 2019
+    citation = "recht2019imagenet"
+    domain_display_names = {"imagenet_v2": "ImageNet-V2"}
     folder = "imagenet-v2/imagenetv2-matched-frequency-format-val"
 
     def files(self, name: str, severity: int) -> FileImages:

@@ -114,6 +114,11 @@ class StreetsACDC(Benchmark):
 
     Settings = StreetsSettings
     name = "streets_acdc"
+    display_name = "Streets-ACDC"
+    domain_display_names = {
+        "fog": "Fog", "night": "Night", "rain": "Rain", "snow": "Snow",
+        "clean": "Clean", "dusk": "Dusk", "dust": "Dust",
+    }  # fmt: skip
     published = False
     task = "segmentation"
     num_classes = len(CLASSES)

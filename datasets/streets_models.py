@@ -14,7 +14,7 @@ from ctta_bench.registry import MODELS
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
-@MODELS.register_module("streets_segformer")
+@MODELS.register_module("streets_segformer", display_name="SegFormer-B0 (streets)", extra="seg")
 def streets_segformer() -> nn.Module:
     """SegFormer-B0 (3,720,051 parameters) with weights for streets_acdc."""
     from ctta_bench.source_models.segformer import SIZES, SegFormer

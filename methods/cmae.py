@@ -47,6 +47,11 @@ from ctta_bench.registry import METHODS
 class ContinualMAE(Method):
     """Consistency with the clean prediction, and reconstruction of HOG, under an uncertain mask."""
 
+    display_name = "C-MAE"
+    year = 2024
+    venue = "CVPR"
+    citation = "liu2024cmae"
+    adapts_layers = "all weights, by reconstructing masked patches"
     paper = "https://arxiv.org/abs/2312.12480"
     checked_against = "official code"
     warmup_access = "unlabelled"

@@ -26,6 +26,11 @@ LOWEST, HIGHEST = 0.89, 0.9999  # β: clipped below, 1 from here on
 class CMF(SampleWeightingMethod):
     """Weighted self-training with weights that follow a momentum filter."""
 
+    display_name = "CMF"
+    year = 2024
+    venue = "ICLR"
+    citation = "lee2024cmf"
+    adapts_layers = "norm layers, pulled to a filter of them"
     paper = "https://openreview.net/forum?id=BllUWdpIOA"
     checked_against = "second implementation"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice

@@ -51,8 +51,13 @@ from ctta_bench.registry import METHODS
 class CoTTA(Method):
     """Learning from an averaged teacher's augmented predictions, with stochastic restoration."""
 
+    display_name = "CoTTA"
+    year = 2022
+    venue = "CVPR"
+    citation = "wang2022cotta"
+    adapts_layers = "all weights, with a teacher"
     paper = "https://arxiv.org/abs/2203.13591"
-    checked_against = "official code"
+    checked_against = "official code and one more"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (3, 1)  # and `views` - 1 more where the anchor is unsure
     search_space = {"lr": (1e-5, 1e-2), "confidence_threshold": [0.1, 0.5, 0.72, 0.92]}

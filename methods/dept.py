@@ -70,6 +70,11 @@ class ForwardPass(NamedTuple):
 class DePT(Method):
     """Prompts in the encoder, pseudo labels from neighbours, consistency with an averaged self."""
 
+    display_name = "DePT"
+    year = 2022
+    venue = "arXiv"
+    citation = "gao2022dept"
+    adapts_layers = "prompts between stages, with a teacher and a memory"
     paper = "https://arxiv.org/abs/2210.04831"
     checked_against = "official code"
     warmup_access = "labelled"

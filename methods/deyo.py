@@ -70,8 +70,13 @@ def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 class DeYO(Method):
     """Weighted entropy minimisation on images that are reliable and predicted by their shape."""
 
+    display_name = "DeYO"
+    year = 2024
+    venue = "ICLR"
+    citation = "lee2024deyo"
+    adapts_layers = "norm layers, except the last ones"
     paper = "https://arxiv.org/abs/2403.07366"
-    checked_against = "official code"
+    checked_against = "official code and one more"
     passes_per_image = (2, 1)  # with all images reliable
     search_space = {"lr": (1e-5, 1e-1), "min_drop": [0.2, 0.3, 0.5]}
     checked_with = {"max_entropy": 10.0, "min_drop": -1.0}  # every image is used

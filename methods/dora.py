@@ -47,8 +47,13 @@ def row_norm(weight: Tensor) -> Tensor:
 class DoRA(AlignmentMethod):
     """Alignment of features by scaling neurons and turning them within a low rank."""
 
+    display_name = "DoRA"
+    year = 2024
+    venue = "ICML"
+    citation = "liu2024dora"
+    adapts_layers = "scale and low-rank matrices of linear layers"
     paper = "https://arxiv.org/abs/2402.09353"
-    checked_against = "second implementation"
+    checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"

@@ -85,6 +85,11 @@ class PromptCores:
 class DPCore(Method):
     """Prompts from a set that grows with the domains, aligned with the source's features."""
 
+    display_name = "DPCore"
+    year = 2025
+    venue = "ICML"
+    citation = "zhang2025dpcore"
+    adapts_layers = "a growing set of prompts"
     paper = "https://arxiv.org/abs/2406.10737"
     checked_against = "official code"
     source_access = "unlabelled"

@@ -27,6 +27,11 @@ from ctta_bench.registry import METHODS
 class ETA(Method):
     """Weighted entropy minimisation on reliable images unlike those before."""
 
+    display_name = "ETA"
+    year = 2022
+    venue = "ICML"
+    citation = "niu2022eata"
+    adapts_layers = "norm layers"
     paper = "https://arxiv.org/abs/2204.02610"
     checked_against = "official code"
     passes_per_image = (1, 1)
@@ -77,8 +82,13 @@ class ETA(Method):
 class EATA(ETA):
     """ETA with parameters held near the source by their Fisher information."""
 
+    display_name = "EATA"
+    year = 2022
+    venue = "ICML"
+    citation = "niu2022eata"
+    adapts_layers = "norm layers"
     paper = "https://arxiv.org/abs/2204.02610"
-    checked_against = "second implementation"  # the authors' code without the Fisher term: `eta`
+    checked_against = "second implementation, and the authors' code without the Fisher term"
     passes_per_image = (1, 1)
     checked_with = {"margin": 1.0, "max_similarity": 2.0}  # every image is selected
     source_access = "unlabelled"

@@ -85,8 +85,13 @@ class MapMeta(nn.Module):
 class EcoTTA(Method):
     """Entropy minimisation over meta parts around a frozen encoder, held near its outputs."""
 
+    display_name = "EcoTTA"
+    year = 2023
+    venue = "CVPR"
+    citation = "song2023ecotta"
+    adapts_layers = "meta networks around a frozen encoder"
     paper = "https://arxiv.org/abs/2303.01904"
-    checked_against = "second implementation"
+    checked_against = "second implementation (no official one)"
     warmup_access = "labelled"
     stream_only = frozenset({"regularizer", "margin", "steps"})
     tasks = frozenset({"classification", "segmentation"})

@@ -23,6 +23,8 @@ from ctta_bench.registry import METHODS
 class Finetune(Method):
     """Supervised fine-tuning on the source set's labels before the stream; no adaptation."""
 
+    display_name = "Fine-tuning"
+    adapts_layers = "all linear layers, with labels, before the stream"
     checked_against = "the formula alone"
     passes_per_image = (1, 0)
     warmup_access = "labelled"

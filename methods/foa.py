@@ -20,7 +20,6 @@ from ctta_bench.parts.families.shifting import ShiftHyperparameters, ShiftMethod
 from ctta_bench.parts.prompts.class_token import prompted, start_prompts
 from ctta_bench.registry import METHODS
 
-PAPER = "https://arxiv.org/abs/2404.01650"
 FULL_BATCH = 64  # images for which the weight of the distance is given
 
 
@@ -28,7 +27,12 @@ FULL_BATCH = 64  # images for which the weight of the distance is given
 class FOAShift(ShiftMethod):
     """Features moved by the difference of the source's mean and the stream's so far."""
 
-    paper = PAPER
+    display_name = "FOA shift"
+    year = 2024
+    venue = "ICML"
+    citation = "niu2024foa"
+    adapts_layers = "the mean of the features"
+    paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
     passes_per_image = (1, 0)
     search_space = {"history": [0.8, 0.9, 0.95, 0.99], "shift_weight": (0.0, 1.0)}
@@ -49,7 +53,12 @@ class FOAShift(ShiftMethod):
 class FOABP(ShiftMethod):
     """The loss of FOA, by means, lowered by gradients of all norm layers; and the shift."""
 
-    paper = PAPER
+    display_name = "FOA-BP"
+    year = 2024
+    venue = "ICML"
+    citation = "niu2024foa"
+    adapts_layers = "norm layers and the mean of the features"
+    paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1), "distance_weight": (1.0, 100.0)}
@@ -84,7 +93,12 @@ class FOABP(ShiftMethod):
 class FOA(ShiftMethod):
     """The best of many prompts on each batch, drawn around what was good before; and the shift."""
 
-    paper = PAPER
+    display_name = "FOA"
+    year = 2024
+    venue = "ICML"
+    citation = "niu2024foa"
+    adapts_layers = "prompts, by search, and the mean of the features"
+    paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
     passes_per_image = (28, 0)
     search_space = {"step_size": (0.01, 1.0), "distance_weight": (0.01, 10.0)}

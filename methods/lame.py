@@ -24,6 +24,11 @@ from ctta_bench.registry import METHODS
 class LAME(Method):
     """Predictions of a batch made to agree between neighbours in feature space."""
 
+    display_name = "LAME"
+    year = 2022
+    venue = "CVPR"
+    citation = "boudiaf2022lame"
+    adapts_layers = "the predictions only"
     paper = "https://arxiv.org/abs/2201.05718"
     checked_against = "second implementation"
     passes_per_image = (1, 0)

@@ -19,8 +19,13 @@ from ctta_bench.registry import METHODS
 class LoRA(AlignmentMethod):
     """Alignment of features by adding a matrix of low rank to each weight."""
 
+    display_name = "LoRA"
+    year = 2022
+    venue = "ICLR"
+    citation = "hu2022lora"
+    adapts_layers = "low-rank matrices of linear layers"
     paper = "https://arxiv.org/abs/2106.09685"
-    checked_against = "second implementation"
+    checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"

@@ -28,8 +28,14 @@ from ctta_bench.registry import METHODS
 class Norm(Method):
     """BatchNorm statistics of the test batch, alone or mixed with the source's."""
 
+    display_name = "BN adapt"
+    year = 2020
+    venue = "NeurIPS"
+    citation = "schneider2020norm"
+    adapts_layers = "BatchNorm statistics"
+    needs_batch_norm = True
     paper = "https://arxiv.org/abs/2006.16971"
-    checked_against = "official code"
+    checked_against = "official code and one more"
     passes_per_image = (1, 0)
     search_space = {"statistics": ["batch", "alpha", "prior", "ema"]}
 

@@ -161,7 +161,12 @@ def reflected(neurons: Tensor, unit: Tensor) -> Tensor:
 class PAID(AlignmentMethod):
     """Alignment of features by scaling neurons and rotating them together."""
 
-    paper = "https://neurips.cc/virtual/2025 (PAID)"
+    display_name = "PAID"
+    year = 2025
+    venue = "NeurIPS"
+    citation = "wang2025paid"
+    adapts_layers = "scale and joint rotation of linear layers"
+    paper = "https://arxiv.org/abs/2506.02453"
     checked_against = "official code"
     passes_per_image = (1, 1)
     source_access = "unlabelled"

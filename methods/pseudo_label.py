@@ -19,6 +19,11 @@ from ctta_bench.registry import METHODS
 class PseudoLabel(Method):
     """Cross-entropy against the model's own hard labels, over all norm layers."""
 
+    display_name = "Pseudo-label"
+    year = 2013
+    venue = "ICML Workshop"
+    citation = "lee2013pseudolabel"
+    adapts_layers = "norm layers"
     paper = "Lee, ICML 2013 workshop on challenges in representation learning"
     checked_against = "the formula alone"
     tasks = frozenset({"classification", "segmentation"})

@@ -21,8 +21,13 @@ from ctta_bench.registry import METHODS
 class RDumb(Method):
     """Entropy minimisation on selected images, with a reset after every T batches."""
 
+    display_name = "RDumb"
+    year = 2023
+    venue = "NeurIPS"
+    citation = "press2023rdumb"
+    adapts_layers = "norm layers, reset periodically"
     paper = "https://arxiv.org/abs/2306.05401"
-    checked_against = "second implementation"
+    checked_against = "second implementation (the reset)"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1), "max_similarity": [0.05, 0.1, 0.4]}
     checked_with = {"margin": 1.0, "max_similarity": 2.0, "reset_every": 3}  # all are selected

@@ -34,6 +34,11 @@ from ctta_bench.registry import METHODS
 class RMT(ContrastMethod):
     """Mean teacher with contrast and source replay."""
 
+    display_name = "RMT"
+    year = 2023
+    venue = "CVPR"
+    citation = "doebler2023rmt"
+    adapts_layers = "all weights and a projector, with a teacher"
     paper = "https://arxiv.org/abs/2211.13081"
     checked_against = "official code"
     source_access = "labelled"

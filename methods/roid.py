@@ -26,6 +26,11 @@ from ctta_bench.registry import METHODS
 class ROID(SampleWeightingMethod):
     """Weighted self-training with weights averaged with the source's."""
 
+    display_name = "ROID"
+    year = 2024
+    venue = "WACV"
+    citation = "marsden2024roid"
+    adapts_layers = "norm layers, pulled to the source weights"
     paper = "https://arxiv.org/abs/2306.00650"
     checked_against = "official code"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice

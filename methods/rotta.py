@@ -83,8 +83,13 @@ def make_robust(network: nn.Module, rate: float) -> bool:
 class RoTTA(Method):
     """Self-training on a balanced, up-to-date memory with an averaged teacher."""
 
+    display_name = "RoTTA"
+    year = 2023
+    venue = "CVPR"
+    citation = "yuan2023rotta"
+    adapts_layers = "norm layers, with a memory and a teacher"
     paper = "https://arxiv.org/abs/2303.13899"
-    checked_against = "official code"
+    checked_against = "official code and one more (LayerNorm)"
     passes_per_image = (3, 1)  # with a full memory
     search_space = {"lr": (1e-5, 1e-1), "teacher_rate": [0.001, 0.01, 0.05]}
     checked_with = {"memory_size": 1, "update_every": 1}  # full from the first image on

@@ -23,8 +23,13 @@ from ctta_bench.registry import METHODS
 class SANTA(ContrastMethod):
     """Norm layers held to a frozen anchor, with contrast to the source's classes."""
 
+    display_name = "SANTA"
+    year = 2023
+    venue = "TMLR"
+    citation = "chakrabarty2023santa"
+    adapts_layers = "norm layers and a projector, with an anchor"
     paper = "https://openreview.net/forum?id=V7guVYzvE4"
-    checked_against = "second implementation"
+    checked_against = "second implementation (no official one)"
     source_access = "labelled"
     passes_per_image = (3, 2)
     search_space = {"lr": (1e-5, 1e-1), "contrast_weight": [0.0, 0.1, 1.0]}

@@ -40,8 +40,13 @@ def recorded(name: Reproduced) -> bool | Reproduced:
 class SAR(Method):
     """Entropy minimisation on reliable images, towards flat minima, with model recovery."""
 
+    display_name = "SAR"
+    year = 2023
+    venue = "ICLR"
+    citation = "niu2023sar"
+    adapts_layers = "norm layers, except the last ones"
     paper = "https://arxiv.org/abs/2302.12400"
-    checked_against = "official code"
+    checked_against = "official code and one more"
     tasks = frozenset({"classification", "segmentation"})
     segmentation_form = "SARMaps"
     passes_per_image = (2, 2)

@@ -11,6 +11,8 @@ from ctta_bench.registry import METHODS
 class Source(Method):
     """The unadapted source model in evaluation mode."""
 
+    display_name = "Source"
+    adapts_layers = "nothing"
     checked_against = "the model itself"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 0)

@@ -50,6 +50,11 @@ from ctta_bench.registry import METHODS
 class SVDP(Method):
     """Segmentation: prompts on uncertain pixels, and hard labels of a teacher over scales."""
 
+    display_name = "SVDP"
+    year = 2024
+    venue = "AAAI"
+    citation = "yang2024svdp"
+    adapts_layers = "all weights, and prompts on uncertain pixels"
     paper = "https://arxiv.org/abs/2303.09792"
     checked_against = "official code (the prompt)"
     tasks = frozenset({"segmentation"})

@@ -26,6 +26,11 @@ from ctta_bench.registry import METHODS
 class T3A(Method):
     """A last layer of class means over the surest features so far."""
 
+    display_name = "T3A"
+    year = 2021
+    venue = "NeurIPS"
+    citation = "iwasawa2021t3a"
+    adapts_layers = "the last layer, from confident features"
     paper = "https://openreview.net/forum?id=e_yvNqkJKAW"
     checked_against = "official code"
     passes_per_image = (1, 0)

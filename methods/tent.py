@@ -25,8 +25,13 @@ from ctta_bench.registry import METHODS
 class Tent(Method):
     """Entropy minimisation over the affine parameters of all norm layers."""
 
+    display_name = "TENT"
+    year = 2021
+    venue = "ICLR"
+    citation = "wang2021tent"
+    adapts_layers = "norm layers"
     paper = "https://arxiv.org/abs/2006.10726"
-    checked_against = "official code"
+    checked_against = "official code and two more"
     tasks = frozenset({"classification", "segmentation"})
     segmentation_form = "TentMaps"
     passes_per_image = (1, 1)

@@ -42,6 +42,11 @@ SEEN_BEFORE_A_SWITCH = 5  # batches of a domain
 class VDP(Method):
     """Pixel prompts before a frozen network, one of them held against forgetting."""
 
+    display_name = "VDP"
+    year = 2023
+    venue = "AAAI"
+    citation = "gan2023vdp"
+    adapts_layers = "prompts on the image"
     paper = "https://arxiv.org/abs/2212.04145"
     checked_against = "the paper's formulas alone"
     tasks = frozenset({"classification", "segmentation"})

@@ -110,6 +110,11 @@ def inject_adapters(
 class ViDA(Method):
     """Adapters of low and high rank beside attention's projections, taught by a moving average."""
 
+    display_name = "ViDA"
+    year = 2024
+    venue = "ICLR"
+    citation = "liu2024vida"
+    adapts_layers = "low- and high-rank adapters and all weights, with a teacher"
     paper = "https://arxiv.org/abs/2306.04344"
     checked_against = "official code"
     warmup_access = "labelled"

@@ -69,6 +69,18 @@ class Method(OldNames):
 
     # -- for the catalogue alone (lists, reports, estimates, `tune`); literals, read as text
 
+    display_name: ClassVar[str] = ""
+    """What tables, figures and pages call it (`CoTTA`); the registry name if it is empty."""
+    year: ClassVar[int] = 0
+    """When it was published."""
+    venue: ClassVar[str] = ""
+    """Where it was published, e.g. "ICLR"."""
+    citation: ClassVar[str] = ""
+    """The key of its paper in methods/references.bib."""
+    adapts_layers: ClassVar[str] = ""
+    """What it adapts, in a few words: "norm layers"."""
+    needs_batch_norm: ClassVar[bool] = False
+    """Whether it does nothing on a model without BatchNorm."""
     paper: ClassVar[str] = ""
     """Where it was published: a link, or a reference in words."""
     checked_against: ClassVar[str] = ""

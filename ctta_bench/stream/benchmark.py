@@ -89,6 +89,12 @@ class Benchmark(ABC):
     semantic_shift: ClassVar[Mapping[str, Any]] = {}
     decodes: ClassVar[bool] = False  # from files: other processes can do that ahead of the device
     name: str = ""
+    # For lists and reports, read as source text: literals.
+    display_name: ClassVar[str] = ""  # the registry name if it is empty
+    year: ClassVar[int] = 0
+    citation: ClassVar[str] = ""  # a key of datasets/references.bib or methods/references.bib
+    # Display names by domain, or the name of a benchmark that has the same domains.
+    domain_display_names: ClassVar[Mapping[str, str] | str] = {}
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()

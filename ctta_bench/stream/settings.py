@@ -26,7 +26,8 @@ class Setting:
     of the label distribution. join: domains one after another (chain), the same with batches that
     cross from one to the next (stream), all together (pool), dealt out in turns (deal), or
     cross-faded (blend). walk: the severities a domain passes. parameters: with their defaults;
-    None means that the images decide.
+    None means that the images decide. display_name: in tables and figures; the setting's name if
+    it is empty. citation: the BibTeX key of its paper, a key of `ctta_bench.registry.references()`.
     """
 
     definition: str
@@ -36,6 +37,8 @@ class Setting:
     walk: Literal["", "rise", "fall_first"] = ""
     resets: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    display_name: str = ""
+    citation: str = ""
 
 
 _TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"
@@ -47,31 +50,39 @@ _SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
 # One entry is all that a setting needs; a plug-in adds its own, SETTINGS["name"] = Setting(...).
 SETTINGS: dict[str, Setting] = {
     "continual": Setting(
-        "domains one after another, never a reset", "CoTTA (Wang et al., 2022); CSC of DPCore"
+        "domains one after another, never a reset", "CoTTA (Wang et al., 2022); CSC of DPCore",
+        display_name="Continual", citation="wang2022cotta",
     ),
     "reset": Setting(
         "as continual; the method starts anew at each domain, whose boundary it is told",
         "TENT (Wang et al., 2021); reset_each_shift of TTA-bench",
         resets=True,
+        display_name="Reset per domain", citation="wang2021tent",
     ),
-    "mixed": Setting("all domains shuffled together", f"mixed_domains of {_TTA_BENCH}", "pool"),
+    "mixed": Setting(
+        "all domains shuffled together", f"mixed_domains of {_TTA_BENCH}", "pool",
+        display_name="Mixed domains", citation="marsden2024roid",
+    ),
     "gradual": Setting(
         "each domain at severities 1, 2, ... up to `severity` and back to 1",
         f"gradual of {_TTA_BENCH}",
         walk="rise",
         parameters=_WALK,
+        display_name="Gradual", citation="doebler2023rmt",
     ),
     "gradual_cotta": Setting(
         "as gradual, but the first domain starts at its highest severity and falls",
         "CoTTA's code for CIFAR10-C (qinenergy/cotta)",
         walk="fall_first",
         parameters=_WALK,
+        display_name="Gradual (CoTTA)", citation="wang2022cotta",
     ),
     "correlated": Setting(
         "inside each domain sorted by class (delta 0), or in Dirichlet(delta) chunks",
         f"correlated of {_TTA_BENCH}; NOTE (Gong et al., 2022)",
         labels="chunks",
         parameters=_SORTED,
+        display_name="Correlated", citation="gong2022note",
     ),
     "reset_correlated": Setting(
         "correlated, with a reset at each domain",
@@ -79,6 +90,7 @@ SETTINGS: dict[str, Setting] = {
         labels="chunks",
         resets=True,
         parameters=_SORTED,
+        display_name="Correlated, reset per domain", citation="marsden2024roid",
     ),
     "gradual_correlated": Setting(
         "correlated inside each severity of gradual",
@@ -86,6 +98,7 @@ SETTINGS: dict[str, Setting] = {
         labels="chunks",
         walk="rise",
         parameters={**_SORTED, **_WALK},
+        display_name="Gradual and correlated", citation="marsden2024roid",
     ),
     "mixed_correlated": Setting(
         "all domains together, in Dirichlet(delta) chunks across them (delta 0: sorted by class)",
@@ -93,6 +106,7 @@ SETTINGS: dict[str, Setting] = {
         "pool",
         labels="chunks",
         parameters={"delta": 0.01},
+        display_name="Mixed and correlated", citation="marsden2024roid",
     ),
     "ptta": Setting(
         "labels spread over slots by Dirichlet(delta); batches cross from domain to domain",
@@ -100,30 +114,41 @@ SETTINGS: dict[str, Setting] = {
         "stream",
         labels="slots",
         parameters={"delta": 0.1, "slots": None},
+        display_name="PTTA", citation="yuan2023rotta",
     ),
     "label_shift": Setting(
         "one class after another prevails, `imbalance_ratio` times as likely as each other class",
         _SAR,
         labels="shift",
         parameters=_SHIFT,
+        display_name="Label shift", citation="niu2023sar",
     ),
     "reset_label_shift": Setting(
         "label_shift, with a reset at each domain", _SAR, labels="shift", resets=True,
         parameters=_SHIFT,
+        display_name="Label shift, reset per domain", citation="niu2023sar",
     ),
     "cdc": Setting(
         "domains return: their batches are dealt into `slots` slots by Dirichlet(delta)",
         "CDC of DPCore (Zhang et al., 2025)",
         "deal",
         parameters={"delta": 1.0, "slots": 3},
+        display_name="CDC", citation="zhang2025dpcore",
     ),
     "smooth": Setting(
         "each domain fades into the next over the share `overlap` of its length",
         "own; after the smooth changes of CCC (Press et al., 2023)",
         "blend",
         parameters={"overlap": 0.5},
+        display_name="Smooth transitions", citation="press2023rdumb",
     ),
 }  # fmt: skip
+
+
+def setting_display_name(name: str) -> str:
+    """The name of a setting in tables and figures; `name` itself if none is declared."""
+    setting = SETTINGS.get(name)
+    return (setting.display_name if setting else "") or name
 
 
 def _parameters() -> dict[str, None]:
