@@ -124,7 +124,7 @@ def evaluate(
         run_stream(method, stream, progress, workers=workers, loggers=loggers)
     record = make_result("", method, stream, progress)
     record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
-    return Result(record, progress.scorer.joined(progress.joined()))
+    return Result(record, progress.scorer.named(progress.concatenated()))
 
 
 def _check_classes(model: SourceModel, benchmark: Benchmark) -> None:

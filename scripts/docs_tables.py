@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ctta_bench.config.experiment import Experiment, MethodEntry
-from ctta_bench.config.fields import choices_of, range_words, type_words
+from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options
 from ctta_bench.stream.settings import SETTINGS
 
@@ -71,8 +71,8 @@ def cell_table() -> str:
     """The options of a cell, and where they are given."""
     rows = []
     for name, (_, kind, option, default) in cell_options().items():
-        values = ", ".join(map(code, choices_of(kind))) or option.metavar or type_words(kind)
-        limits = range_words([SimpleNamespace(**option.limits)])
+        values = ", ".join(map(code, choices_of(kind))) or option.metavar or type_text(kind)
+        limits = range_text([SimpleNamespace(**option.limits)])
         rows.append(
             (
                 f"`{name}`",

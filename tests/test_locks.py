@@ -16,7 +16,7 @@ import pytest
 
 from ctta_bench.record import owner as locks
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.record.owner import BusyError, FileClock, is_held, seems_held, this_process
+from ctta_bench.record.owner import BusyError, FileClock, is_owned, seems_owned, this_process
 from ctta_bench.record.progress import progress
 from ctta_bench.record.schema import CELL_FILE, OWNER_FILE
 from ctta_bench.record.status import status
@@ -193,7 +193,7 @@ def test_status_and_takeover_agree_whatever_the_clocks_of_two_hosts_say(
     owned_by(folder, ELSEWHERE | {"heartbeat": now - silence + theirs}, age=silence)
     monkeypatch.setattr(time, "time", lambda: now + ours)
     assert progress(folder, 10).state == ("running" if lives else "incomplete")
-    assert is_held(folder) == lives
+    assert is_owned(folder) == lives
     with pytest.raises(BusyError) if lives else nullcontext(), RunFolder(folder).locked():
         assert progress(folder, 10).state == "running"
 
@@ -207,7 +207,7 @@ def test_where_nothing_may_be_written_our_clock_is_the_best_there_is(
 
     owned_by(tmp_path, ELSEWHERE, age)
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", read_only)
-    assert seems_held(tmp_path, FileClock(tmp_path)) == (not age)
+    assert seems_owned(tmp_path, FileClock(tmp_path)) == (not age)
 
 
 def test_the_clock_of_a_file_system_is_read_once_for_many_cells_and_only_if_it_decides(

@@ -166,7 +166,7 @@ def test_mmsegmentation_agrees() -> None:
 
 def test_the_two_tasks_have_one_face() -> None:
     for scorer in (ErrorScorer(), MiouScorer(3)):
-        assert scorer.words(12.3456).endswith("12.35 %")
+        assert scorer.mean_text(12.3456).endswith("12.35 %")
         assert scorer.metric.name in ("error", "miou")
 
 

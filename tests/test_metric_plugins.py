@@ -33,7 +33,7 @@ from ctta_bench.scoring.measures import Measure
 class TopThreeError(Measure):
     """Share of images whose label is not among the three largest logits."""
 
-    head, words, factor, worst = "top-3 error %", "Top-3 error", 100, 1.0
+    head, caption, factor, worst = "top-3 error %", "Top-3 error", 100, 1.0
 
     def score(self, outputs):
         """1 where the label is missed."""
@@ -60,7 +60,7 @@ class AgeError(Metric):
     """Mean absolute error in years."""
 
     name = "mae"
-    symbol, mistakes, unit, factor = "MAE", "absolute error", "years", 1
+    symbol, errors_text, unit, factor = "MAE", "absolute error", "years", 1
     arrays = {"guess": 1, "label": 1}
 
     def scorer(self, num_classes, class_names):

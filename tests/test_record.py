@@ -12,7 +12,7 @@ import pytest
 from ctta_bench.errors import RunError
 from ctta_bench.record import schema
 from ctta_bench.record.folder import RunFolder, atomic, check_writable, write_json
-from ctta_bench.record.schema import ADDED, NAMES, WARM_UP, identity, same_start
+from ctta_bench.record.schema import ADDED, NAMES, WARM_UP, identity, warmup_facts
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_of_a_method_its_preset_alone_is_no_part_of_the_identity() -> None:
 def test_identity_and_start_are_those_of_version_0_1_0() -> None:
     assert identity(RECORD).startswith("c6cb509e94f5bc086922e647b1756f81")
     record = RECORD | {"kind": WARM_UP, "method": {"name": "vida", "hyperparameters": {"rank": 4}}}
-    assert same_start(record) == json.dumps(
+    assert warmup_facts(record) == json.dumps(
         {key: record[key] for key in record if key not in ("id", "experiment", "schema_version")},
         sort_keys=True,
     )

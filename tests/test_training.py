@@ -120,7 +120,7 @@ def test_the_rate_rises_linearly_then_falls_as_a_cosine() -> None:
     rates = []
     for index in [torch.arange(16)] * training.steps:
         training.step(index)
-        training.course.step += 1
+        training.progress.step += 1
         rates.append(training.optimizer.param_groups[0]["lr"])
     falling = 0.4 * (1 + np.cos(np.pi * np.arange(20) / 20))
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, *falling])

@@ -35,7 +35,7 @@ def curves(
 
 def has_all_batches(row: Row, runs: Runs) -> bool:
     """Whether the batches.jsonl of every finished cell of the row tells of every image."""
-    of = metric_of(runs).of
+    of = metric_of(runs).count_key
     images = runs.domains.groupby("cell")["n"].sum().to_dict()
     return all(
         (Path(path) / BATCHES_FILE).is_file() and _num_images(path, of) == images.get(cell)

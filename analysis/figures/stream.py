@@ -35,7 +35,7 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
     if not found:
         return []
     metric = metric_of(runs)
-    drawn, window = curves(found, metric.of, metric.factor)
+    drawn, window = curves(found, metric.count_key, metric.factor)
     with canvas.drawing():
         figure = canvas.figure((10, 4.4 if len(found) <= 8 else 6), 2.4)
         axes = figure.subplots()
@@ -55,7 +55,7 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
         )
         axes.set_xlabel("images seen")
         axes.set_ylabel(
-            canvas.narrow(f"{metric.mistakes} in {metric.unit} ({window_text(window)})")
+            canvas.narrow(f"{metric.errors_text} in {metric.unit} ({window_text(window)})")
         )
         canvas.title(figure, title(runs))
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]

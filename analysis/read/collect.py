@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.read.cells import VERSION_COLUMNS, FoundCell, read_folder
-from ctta_bench.record.bulk import uncollected
+from ctta_bench.record.bulk import gc_paused
 from ctta_bench.record.find import find_cells
 from ctta_bench.record.schema import BATCHES_FILE, BatchLine
 from ctta_bench.registry import MEASURES, METRICS, load_plugin, loaded_plugins
@@ -96,7 +96,7 @@ def load(directory: Path, workers: int = 1) -> Runs:
     """
     folders, left_out = find_cells(directory)
     found: dict[str, FoundCell] = {}
-    with uncollected():
+    with gc_paused():
         with _reader(len(folders), workers) as read:
             for folder, cell in zip(folders, read(folders), strict=True):
                 if isinstance(cell, str):

@@ -137,9 +137,9 @@ def _recounted(reported: Mapping[Key, dict[str, Any]]) -> list[Measure]:
 
 
 def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:
-    name = next((count.noted[0] for count in counts.values()), "errors")
+    name = next((count.recorded[0] for count in counts.values()), "errors")
     said = {key: (entry[name], entry["n"]) for key, entry in reported.items()}
-    counted = {key: (count.noted[1], count.n) for key, count in counts.items()}
+    counted = {key: (count.recorded[1], count.n) for key, count in counts.items()}
     if said == counted:
         return
     nothing = (0, 0)

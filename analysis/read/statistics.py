@@ -51,7 +51,7 @@ def paired_bootstrap(
     Raises RunError if the two did not see the same images.
     """
     generator = np.random.default_rng(seed)
-    resampled = _resampled_sums if (of := metric_named(metric)).of_sums else _resampled_means
+    resampled = _resampled_sums if (of := metric_named(metric)).from_sums else _resampled_means
     difference, means = resampled(of, runs_a, runs_b, resamples, generator)
     low, high = np.percentile(means, [2.5, 97.5])
     wrong_side = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))

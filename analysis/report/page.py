@@ -118,7 +118,7 @@ def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
             {"end": float(end), "domain": str(domain), "round": int(step) + 1}
             for end, domain, step in spans.itertuples(index=False)
         ],
-        "axis": f"{metric.mistakes} in {metric.unit} ({window_text(window)})",
+        "axis": f"{metric.errors_text} in {metric.unit} ({window_text(window)})",
         "every": every,
     }
 

@@ -148,7 +148,7 @@ def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
 
 def _absent(runs: Runs) -> Iterator[str]:
     """Domains whose labels lack classes that other domains of the same cells have."""
-    if not metric_of(runs).absent:
+    if not metric_of(runs).missing_note:
         return
     most = runs.domains.groupby("cell")["classes"].transform("max")
     lacking = runs.domains[runs.domains["classes"] < most]
@@ -161,7 +161,7 @@ def _absent(runs: Runs) -> Iterator[str]:
         for name in short
         if name in fewest
     ]
-    yield f"Classes that occur, of {most.max()}: {listed(parts)}. {metric_of(runs).absent}"
+    yield f"Classes that occur, of {most.max()}: {listed(parts)}. {metric_of(runs).missing_note}"
 
 
 def collapsed_domains(runs: Runs, row: Row) -> set[str]:

@@ -71,16 +71,21 @@ def cost(
     import torch
 
     from ctta_bench.measuring.costs import record
-    from ctta_bench.measuring.scene import Scene, benchmark_of, serving_methods, sorted_overrides
+    from ctta_bench.measuring.workload import (
+        Workload,
+        benchmark_of,
+        methods_for_task,
+        overrides_by_owner,
+    )
     from ctta_bench.record.folder import check_writable, write_json
     from ctta_bench.run.environment import default_device
 
     check_writable(out)
     torch.set_num_threads(threads)
     known = registry.BENCHMARKS.get(benchmark)
-    names = [registry.METHODS.find(name).name for name in methods or serving_methods(known.task)]
-    settings, overrides = sorted_overrides(parse_assignments(set or ()), names)
-    scene = Scene(
+    names = [registry.METHODS.find(name).name for name in methods or methods_for_task(known.task)]
+    settings, overrides = overrides_by_owner(parse_assignments(set or ()), names)
+    scene = Workload(
         benchmark_of(benchmark, settings, data_root),
         model or known.default_model,
         torch.device(device or default_device()),

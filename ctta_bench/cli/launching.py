@@ -119,7 +119,7 @@ def grid(
     executor = options.where()
     if options.retry not in (None, "failed"):
         raise ConfigError(f"--retry {options.retry!r}: choose failed.")
-    from ctta_bench.config.experiment import expand_checked, load_experiment, refusal
+    from ctta_bench.config.experiment import expand_checked, load_experiment, problems_error
     from ctta_bench.record.folder import check_writable
     from ctta_bench.run.checkpoint import parse_interval
 
@@ -149,7 +149,7 @@ def grid(
     make_loggers(log)  # an unknown one is refused before anything begins
     steps, missing = schedule(cells), missing_data(cells)
     if problems or (missing and not options.dry_run):
-        raise refusal(described, problems + missing)
+        raise problems_error(described, problems + missing)
     if options.dry_run:
         _tell_plan(steps, directory, profile, missing)
         return
@@ -243,11 +243,11 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
 def _share(
     executor: str, jobs: int | None, cells_per_gpu: int, device: str | None, steps: int
 ) -> "Share":
-    from ctta_bench.launch.local import Share, share_out
+    from ctta_bench.launch.local import Share, divide_resources
 
     if executor == "debug":
         return Share(1, None, None)
-    return share_out(jobs, cells_per_gpu, device, steps)
+    return divide_resources(jobs, cells_per_gpu, device, steps)
 
 
 def _run_here(

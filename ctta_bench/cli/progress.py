@@ -77,7 +77,7 @@ class ConsoleProgress(Logger):
     def batch(self, record: Mapping[str, Any]) -> None:
         """Move the bar by one batch."""
         self.errors += record["errors"]
-        self.scored += record[self.metric.of]
+        self.scored += record[self.metric.count_key]
         self.images += record["n"]
         if self.bar.disable or self.task is None:
             return

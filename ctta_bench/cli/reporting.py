@@ -154,9 +154,9 @@ def geometry(
     load_plugins(plugin)
     from ctta_bench.analysis.figures.geometry import write_geometry
     from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
-    from ctta_bench.measuring.attention_maps import looking_folder, source_layers
+    from ctta_bench.measuring.attention_maps import source_layers, visualisation_folder
 
-    folder = looking_folder(directory, out)
+    folder = visualisation_folder(directory, out)
     found, left_out = read_geometry(directory, lambda m, sha: source_layers(m, sha, weights))
     written = [write_geometry(g, folder, folder) for g in found]
     for reason in left_out:
@@ -209,10 +209,10 @@ def attention(
     from ctta_bench.measuring.attention_maps import (
         DEFAULT_PICTURES,
         attention_grids,
-        looking_folder,
+        visualisation_folder,
     )
 
-    folder = looking_folder(directory, out)
+    folder = visualisation_folder(directory, out)
     grids = attention_grids(
         directory,
         domains=domain or (),

@@ -14,7 +14,7 @@ from ctta_bench.errors import RunError
 from ctta_bench.record.schema import CELL_FILE, LOG_FILE
 
 if TYPE_CHECKING:
-    from ctta_bench.launch.status import Board, Line
+    from ctta_bench.launch.status import CellStatus, FolderStatus
 
 FEW = 50  # cells that are listed one by one, those that are done too
 WATCH_SECONDS = 5.0
@@ -37,60 +37,60 @@ def status(
     Example: `ctta-bench status runs/quickstart`
     """
     as_json = check_format(format)
-    from ctta_bench.launch.status import board
+    from ctta_bench.launch.status import folder_status
 
-    found = _watched(directory, all_cells) if watch and not as_json else board(directory)
+    found = _watched(directory, all_cells) if watch and not as_json else folder_status(directory)
     if as_json:
-        print_json([asdict(line) for line in found.lines])
+        print_json([asdict(line) for line in found.cells])
     elif not watch:
         printer().print(_page(found, all_cells))
-    for trouble in found.troubles:
-        error_printer().print(f"note: {trouble}", markup=False, highlight=False, soft_wrap=True)
+    for problem in found.problems:
+        error_printer().print(f"note: {problem}", markup=False, highlight=False, soft_wrap=True)
     if not found.is_done:
         raise typer.Exit(1)
 
 
-def _watched(directory: Path, all_cells: bool) -> "Board":
+def _watched(directory: Path, all_cells: bool) -> "FolderStatus":
     """Show the board until nothing is under way; where nothing changes, ever less often."""
-    from ctta_bench.launch.status import board
+    from ctta_bench.launch.status import folder_status
 
     pause, before = WATCH_SECONDS, None
     with Live(console=printer(), auto_refresh=False) as live:
         while True:
-            found = board(directory)
+            found = folder_status(directory)
             live.update(_page(found, all_cells), refresh=True)
             if not found.is_under_way:
                 return found
-            now = [(line.state, line.done) for line in found.lines]
+            now = [(line.state, line.done) for line in found.cells]
             pause = WATCH_SECONDS if now != before else min(1.5 * pause, LONGEST_WAIT)
             before = now
             time.sleep(pause)
 
 
-def _page(found: "Board", all_cells: bool) -> Group:
+def _page(found: "FolderStatus", all_cells: bool) -> Group:
     from ctta_bench.cli.console import plain_table
     from ctta_bench.launch.status import STATES, counts
 
-    by_experiment = counts(found.lines)
+    by_experiment = counts(found.cells)
     present = [s for s in STATES if any(s in of for of in by_experiment.values())]
     summary = plain_table(
         ["experiment", *present],
         [[name, *(str(of.get(s, 0)) for s in present)] for name, of in by_experiment.items()],
     )
-    few = all_cells or len(found.lines) <= FEW
-    shown = [line for line in found.lines if few or line.state != "done"]
+    few = all_cells or len(found.cells) <= FEW
+    shown = [line for line in found.cells if few or line.state != "done"]
     shown = shown if few else sorted(shown, key=lambda line: STATES.index(line.state))[:FEW]
     cells = plain_table(
         ["cell", "state", "batches", "attempt", "reason"], [_cells(line) for line in shown]
     )
-    left = len(found.lines) - len(shown)
+    left = len(found.cells) - len(shown)
     rest = f"{left} more cells, --all shows them" if left else ""
     total = {s: sum(of.get(s, 0) for of in by_experiment.values()) for s in present}
     told = ", ".join(f"{count} {state}" for state, count in total.items())
     return Group(*([cells] if shown else []), summary, *([rest] if rest else []), told)
 
 
-def _cells(line: "Line") -> list[str]:
+def _cells(line: "CellStatus") -> list[str]:
     attempt = str(line.attempt) + (f" ({line.signal})" if line.signal else "")
     eta = "" if line.eta_seconds is None else f", {_duration(line.eta_seconds)} left"
     job = f" [job {line.job}]" if line.job and line.state != "done" else ""
@@ -114,11 +114,11 @@ def logs(
 
     Example: `ctta-bench logs runs/quickstart/tent-fashion_c-fashion_vit-seed0-1a2b3c4d`
     """
-    from ctta_bench.launch.status import board
+    from ctta_bench.launch.status import folder_status
 
     if not (cell / CELL_FILE).is_file():
         raise RunError(f"{cell}: is no cell's folder; `ctta-bench status DIR` lists the cells.")
-    (line,) = board(cell).lines
+    (line,) = folder_status(cell).cells
     typer.echo(f"{line.cell}: {line.state}{f': {line.reason}' if line.reason else ''}")
     for file in (cell / LOG_FILE, Path(line.log) if line.log else None):
         if file is not None and file.is_file():
@@ -135,13 +135,13 @@ def cancel(
 
     Example: `ctta-bench cancel runs/quickstart`
     """
-    from ctta_bench.launch.ending import cancel_launches
+    from ctta_bench.launch.cancel import cancel_launches
 
     ended = cancel_launches(directory)
     typer.echo(f"{ended.jobs} jobs of Slurm and {ended.processes} processes of this machine ended")
-    for trouble in ended.troubles:
-        error_printer().print(f"note: {trouble}", markup=False, highlight=False, soft_wrap=True)
-    if ended.troubles:
+    for problem in ended.problems:
+        error_printer().print(f"note: {problem}", markup=False, highlight=False, soft_wrap=True)
+    if ended.problems:
         raise typer.Exit(1)
 
 

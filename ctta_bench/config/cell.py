@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel
 
 from ctta_bench.config.presets import preset_name, preset_note, preset_values
-from ctta_bench.config.request import CellRequest, stated
+from ctta_bench.config.request import CellRequest, recorded_options
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
@@ -129,7 +129,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         },
         "model": {"name": model, "sha256": sha256},
         "preprocessing": preprocessing,
-        **stated(request, "always"),
+        **recorded_options(request, "always"),
     }
     record = cast(CellRecord, facts)
     of_start = hyperparameters_of_start(method_class, hyperparameters)
@@ -137,7 +137,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     if hyperparameters.warms_up:
         warmup = warmup_record(record, of_start, built.source_settings())
         record["warmup"] = warmup["id"]
-    record |= cast(CellRecord, stated(request, "changed"))
+    record |= cast(CellRecord, recorded_options(request, "changed"))
     if not request.adapt:
         record["method"]["hyperparameters"] = of_start  # no other plays a part
     record["id"] = cell_id(record)

@@ -28,11 +28,11 @@ def expand(experiment: Experiment, **options: Any) -> list[Cell]:
     """
     cells, problems = expand_checked(experiment, **options)
     if problems:
-        raise refusal(experiment, problems)
+        raise problems_error(experiment, problems)
     return cells
 
 
-def refusal(experiment: Experiment, problems: Sequence[str]) -> ConfigError:
+def problems_error(experiment: Experiment, problems: Sequence[str]) -> ConfigError:
     """The error that tells every problem of an experiment."""
     return ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
 

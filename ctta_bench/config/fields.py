@@ -11,18 +11,18 @@ def choices_of(annotation: Any) -> tuple[str, ...]:
     return tuple(choice for part in get_args(annotation) for choice in choices_of(part))
 
 
-def type_words(annotation: Any) -> str:
+def type_text(annotation: Any) -> str:
     """A type: `float`, `sgd | adam | adamw`, `int | none`."""
     if get_origin(annotation) is Literal:
         return " | ".join(choices_of(annotation))
     if get_origin(annotation) is tuple:
-        return f"({', '.join(map(type_words, get_args(annotation)))})"
+        return f"({', '.join(map(type_text, get_args(annotation)))})"
     if isinstance(annotation, type):
         return annotation.__name__.removesuffix("Type").replace("None", "none")
-    return " | ".join(map(type_words, get_args(annotation))) or str(annotation)
+    return " | ".join(map(type_text, get_args(annotation))) or str(annotation)
 
 
-def range_words(constraints: Iterable[Any]) -> str:
+def range_text(constraints: Iterable[Any]) -> str:
     """The constraints of a field: `>= 0`, `matches ^(a|b)$`, or several with commas; "" if none."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
     return ", ".join(

@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctta_bench.config.fields import range_words, type_words
+from ctta_bench.config.fields import range_text, type_text
 from ctta_bench.config.yaml import merge, parse_yaml, read_yaml
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import METHODS
@@ -134,8 +134,8 @@ def describe(method: str) -> dict[str, Any]:
         "hyperparameters": [
             {
                 "name": name,
-                "type": type_words(field.annotation),
-                "range": range_words(field.metadata),
+                "type": type_text(field.annotation),
+                "range": range_text(field.metadata),
                 "default": field.default,
                 "searched": _searched(searched.get(name, [])),
                 "description": field.description or "",

@@ -15,7 +15,7 @@ class CellRequest(CellOptions, BaseModel):
     experiment: str = "runs"
 
 
-def stated(request: CellRequest, when: Literal["always", "changed"]) -> dict[str, Any]:
+def recorded_options(request: CellRequest, when: Literal["always", "changed"]) -> dict[str, Any]:
     """What of a request stands in a cell's record under its own name: always, or if changed."""
     recorded = [n for n, declared in cell_options().items() if declared.option.record == when]
     default = {name: CellRequest.model_fields[name].default for name in recorded}

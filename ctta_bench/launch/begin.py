@@ -100,9 +100,9 @@ def select(
         if folder.is_done and not force:
             try:
                 check_done(step, folder)
-                chosen.outcome.note(step, "kept")
+                chosen.outcome.record(step, "kept")
             except CttaBenchError as error:
-                chosen.outcome.note(step, "failed", str(error))
+                chosen.outcome.record(step, "failed", str(error))
             continue
         chosen.todo.append(step)
     chosen.queued = {step.id: chosen.queued[step.id] for step in steps if step.id in chosen.queued}
@@ -173,11 +173,11 @@ def _record_outcome(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> 
     for step in steps:
         end = ends.get(step.id, {"state": "none"})
         if end["state"] in ("done", "kept", "failed", "elsewhere"):
-            outcome.note(step, end["state"], end.get("reason", ""))
+            outcome.record(step, end["state"], end.get("reason", ""))
         elif RunFolder(launch.directory / step.id).is_done:
-            outcome.note(step, "done")
+            outcome.record(step, "done")
         else:
-            outcome.note(step, "failed", _why_not(launch))
+            outcome.record(step, "failed", _why_not(launch))
 
 
 def _why_not(launch: Launch) -> str:

@@ -29,8 +29,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Not `-m`: it would put the working folder before all that is installed.
 _ENTRY = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from pathlib import Path; from ctta_bench.launch.work import leave, main; "
-    "leave(main(Path(sys.argv[1]), int(sys.argv[2])))"
+    "from pathlib import Path; from ctta_bench.launch.work import exit_process, main; "
+    "exit_process(main(Path(sys.argv[1]), int(sys.argv[2])))"
 )
 
 
@@ -47,10 +47,10 @@ class Job:
         if launch.is_cancelled:
             return
         while True:
-            code, heard = self._child(launch)
+            code, signal_name = self._child(launch)
             if code == INTERRUPTED:
-                self._interrupted(launch, heard)
-            if is_over(launch, self.worker, code):
+                self._interrupted(launch, signal_name)
+            if is_finished(launch, self.worker, code):
                 return
 
     def checkpoint(self) -> Any:
@@ -61,11 +61,11 @@ class Job:
 
     def _child(self, launch: Launch) -> tuple[int, str]:
         """Run the process that works: its exit code, and the first signal that came."""
-        heard: list[str] = []
+        signals: list[str] = []
         child: subprocess.Popen[bytes] | None = None
 
         def forward(number: int, frame: Any) -> None:
-            heard.append(signal.Signals(number).name)
+            signals.append(signal.Signals(number).name)
             if child is not None:
                 child.send_signal(number)
 
@@ -75,11 +75,11 @@ class Job:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with signals_blocked():
             child = start(launch, self.worker)
-        return child.wait(), heard[0] if heard else ""
+        return child.wait(), signals[0] if signals else ""
 
-    def _interrupted(self, launch: Launch, heard: str) -> None:
+    def _interrupted(self, launch: Launch, signal_name: str) -> None:
         """Have the job queued again if it was not ended for good, and makes progress."""
-        note_interruption(launch, self.worker, heard)
+        note_interruption(launch, self.worker, signal_name)
         job = os.environ.get("SLURM_JOB_ID")
         if launch.facts["executor"] != "slurm" or job is None or launch.is_cancelled:
             return
@@ -90,7 +90,7 @@ class Job:
         events = launch.journal(self.worker).read()
         counts = [event["progress"] for event in events if "progress" in event]
         if len(counts) >= IDLE_ATTEMPTS and len(set(counts[-IDLE_ATTEMPTS:])) == 1:
-            reason = f"interrupted {IDLE_ATTEMPTS} times ({heard}) without a finished batch"
+            reason = f"interrupted {IDLE_ATTEMPTS} times ({signal_name}) without a finished batch"
             fail_open_step(launch, self.worker, reason, interrupted=True)
             raise RunError(f"{reason}; not queued again.")
         requeue(job)
@@ -121,7 +121,7 @@ def start(launch: Launch, worker: int) -> "subprocess.Popen[bytes]":
         raise RunError(f"{launch.log(worker)}: no worker could be started ({error}).") from error
 
 
-def is_over(launch: Launch, worker: int, code: int) -> bool:
+def is_finished(launch: Launch, worker: int, code: int) -> bool:
     """Whether a worker whose process ended with an exit code has no more to do.
 
     If not, the step that it died in has failed, and a new process is to go on. Raises RunError if
@@ -174,12 +174,12 @@ def fail_open_step(launch: Launch, worker: int, reason: str, *, interrupted: boo
     folder = RunFolder(launch.directory / step)
     journal.write(step=step, state="failed", reason=reason)
     if not folder.is_done:
-        folder.append_log(f"failed: {reason}{_last_words(launch.log(worker))}")
+        folder.append_log(f"failed: {reason}{_last_log_lines(launch.log(worker))}")
         folder.write_failure(RunError(reason))
     return True
 
 
-def _last_words(log: Path) -> str:
+def _last_log_lines(log: Path) -> str:
     """What the process of a worker printed last; "" if nothing."""
     try:
         with log.open("rb") as file:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctta_bench.errors import ConfigError, RunError
-from ctta_bench.launch.job import is_over, note_interruption, signals_blocked, start
+from ctta_bench.launch.job import is_finished, note_interruption, signals_blocked, start
 from ctta_bench.launch.plan import INTERRUPTED, Launch
 from ctta_bench.record.owner import is_dead
 from ctta_bench.run.environment import usable_cores
@@ -42,7 +42,7 @@ def visible_accelerators() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def share_out(jobs: int | None, cells_per_gpu: int, device: str | None, steps: int) -> Share:
+def divide_resources(jobs: int | None, cells_per_gpu: int, device: str | None, steps: int) -> Share:
     """Divide the machine among workers.
 
     jobs: as asked for; by default a worker for each place on an accelerator, and without one a
@@ -89,7 +89,7 @@ class Pool:
             try:
                 if code == INTERRUPTED:
                     note_interruption(self.launch, worker, "")
-                if not is_over(self.launch, worker, code):
+                if not is_finished(self.launch, worker, code):
                     self.start(worker)
             except (RunError, OSError) as error:  # the steps that it leaves have no end
                 with contextlib.suppress(OSError), self.launch.log(worker).open("a") as log:

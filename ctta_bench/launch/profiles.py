@@ -13,7 +13,7 @@ from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError
 
 # One line of printable text: a line break would end the line of a job script that holds it.
-Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
+PrintableText = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -22,11 +22,11 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    partition: Words | None = None
-    account: Words | None = None
-    qos: Words | None = None
-    constraint: Words | None = None
-    gres: Words | None = Field(None, description="generic resources, e.g. gpu:a100:1")
+    partition: PrintableText | None = None
+    account: PrintableText | None = None
+    qos: PrintableText | None = None
+    constraint: PrintableText | None = None
+    gres: PrintableText | None = Field(None, description="generic resources, e.g. gpu:a100:1")
     gpus: int | None = Field(None, ge=0, description="accelerators a job")
     cpus: int = Field(1, ge=1, description="cores a job; its threads")
     memory_gb: float | None = Field(None, gt=0, description="memory a job; the cluster's default")
@@ -36,18 +36,22 @@ class Profile(BaseModel):
         ge=1,
         description="how long before its end a job is signalled; a fifth of it, at most 90",
     )
-    exclude: Words | None = Field(None, description="nodes to stay away from")
+    exclude: PrintableText | None = Field(None, description="nodes to stay away from")
     parallel: int | None = Field(
         None, ge=1, description="jobs at once; as many as the cluster runs"
     )
     requeue: bool = Field(True, description="queue a job again that was stopped by a signal")
     cells_per_job: int = Field(1, ge=1, description="cells packed into one job, one after another")
     max_array: int | None = Field(None, ge=1, description="jobs an array; as the cluster says")
-    setup: tuple[Words, ...] = Field(
+    setup: tuple[PrintableText, ...] = Field(
         (), description="shell lines before the work, yours to answer for"
     )
-    environment: dict[Name, Words] = Field({}, description="variables of the work; no secrets")
-    options: dict[Words, Words | int | bool] = Field({}, description="further options of sbatch")
+    environment: dict[Name, PrintableText] = Field(
+        {}, description="variables of the work; no secrets"
+    )
+    options: dict[PrintableText, PrintableText | int | bool] = Field(
+        {}, description="further options of sbatch"
+    )
 
     @property
     def lead_seconds(self) -> int:

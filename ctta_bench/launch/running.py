@@ -72,7 +72,7 @@ def run_steps(
             warmup_failure=outcome.failed.get(step.needs or "", ""),
             models=models,
         )
-        outcome.note(step, state, reason)
+        outcome.record(step, state, reason)
         on_step(number, step, state)
     return outcome
 

@@ -44,12 +44,12 @@ def job_states(jobs: Iterable[str]) -> tuple[dict[str, JobState], list[str]]:
 
     One call of squeue, and one of sacct for those that have left the queue, where there is sacct.
     """
-    wanted, troubles = set(jobs), []
+    wanted, problems = set(jobs), []
     states: dict[str, JobState] = {}
     try:
         states = _parse(_call("squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i|%T|%r"))
     except RunError as error:
-        troubles.append(str(error))
+        problems.append(str(error))
     gone = wanted - states.keys()
     if gone and shutil.which("sacct"):
         roots = sorted({job.partition("_")[0] for job in gone})
@@ -57,8 +57,8 @@ def job_states(jobs: Iterable[str]) -> tuple[dict[str, JobState], list[str]]:
         try:
             states = _parse(_call("sacct", *columns, "-j", ",".join(roots))) | states
         except RunError as error:
-            troubles.append(str(error))
-    return {job: states[job] for job in wanted & states.keys()}, troubles
+            problems.append(str(error))
+    return {job: states[job] for job in wanted & states.keys()}, problems
 
 
 def _parse(text: str) -> dict[str, JobState]:

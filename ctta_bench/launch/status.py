@@ -16,7 +16,7 @@ from typing import Any
 
 from ctta_bench.launch.plan import Launch, launches
 from ctta_bench.launch.scheduler import JobState, job_states
-from ctta_bench.record.bulk import uncollected
+from ctta_bench.record.bulk import gc_paused
 from ctta_bench.record.owner import FileClock, is_dead
 from ctta_bench.record.status import StatusRow, status
 
@@ -38,7 +38,7 @@ BEFORE_TIMEOUT = "SIGUSR2"  # what submitit has Slurm send before a job's time i
 
 
 @dataclass(frozen=True)
-class Line:
+class CellStatus:
     """A cell on the board. `attempt` counts from 1; `signal` is the last that interrupted it."""
 
     experiment: str
@@ -58,25 +58,25 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Board:
+class FolderStatus:
     """The lines, and what could not be asked."""
 
-    lines: list[Line]
-    troubles: list[str]
+    cells: list[CellStatus]
+    problems: list[str]
 
     @property
     def is_done(self) -> bool:
         """Whether every cell has its result."""
-        return bool(self.lines) and all(line.state == "done" for line in self.lines)
+        return bool(self.cells) and all(line.state == "done" for line in self.cells)
 
     @property
     def is_under_way(self) -> bool:
         """Whether something will still change by itself."""
-        return any(line.state in UNDER_WAY for line in self.lines)
+        return any(line.state in UNDER_WAY for line in self.cells)
 
 
 @dataclass
-class _Part:
+class _WorkerShare:
     """The pack of one worker of a launch."""
 
     launch: Launch
@@ -98,23 +98,23 @@ class _Part:
         return is_dead(self.launch.facts["launcher"]) is False
 
 
-def board(directory: Path) -> Board:
+def folder_status(directory: Path) -> FolderStatus:
     """The lines of all cells below a directory, in the order of their names.
 
     Asks the scheduler twice at most, however many cells there are. Raises RunError if the directory
     does not exist.
     """
-    with uncollected():  # a fifth of the time
-        return _board(directory)
+    with gc_paused():  # a fifth of the time
+        return _folder_status(directory)
 
 
-def _board(directory: Path) -> Board:
+def _folder_status(directory: Path) -> FolderStatus:
     rows = status(directory)
     open_cells = {row.cell for row in rows if row.state != "done"}
-    parts = _parts(_launches(directory, {row.cell for row in rows}), open_cells)
-    troubles = _ask(parts)
+    shares = _shares(_launches(directory, {row.cell for row in rows}), open_cells)
+    problems = _add_job_states(shares)
     clock = FileClock(directory)
-    return Board([_line(row, parts.get(row.cell), clock) for row in rows], troubles)
+    return FolderStatus([_line(row, shares.get(row.cell), clock) for row in rows], problems)
 
 
 def _launches(directory: Path, cells: set[str]) -> list[Launch]:
@@ -129,41 +129,41 @@ def _launches(directory: Path, cells: set[str]) -> list[Launch]:
     return sorted(found, key=lambda launch: launch.folder.name)
 
 
-def _parts(made: Iterable[Launch], cells: set[str]) -> dict[str, _Part]:
+def _shares(made: Iterable[Launch], cells: set[str]) -> dict[str, _WorkerShare]:
     """Which worker has, or last had, each of some cells."""
-    found: dict[str, _Part] = {}
+    found: dict[str, _WorkerShare] = {}
     for launch in made if cells else ():
         ids = launch.ids()
         job_of = {pack: job for job, pack in launch.jobs().items()}
         for worker, (start, stop) in enumerate(launch.facts["packs"]):
-            part = _Part(launch, worker, job_of.get(worker))
+            share = _WorkerShare(launch, worker, job_of.get(worker))
             for cell in ids[start:stop]:
                 # Of several that share a queue it is the one that took the cell.
                 shared = launch.facts["shared"] and cell in found and found[cell].launch is launch
-                if cell in cells and (not shared or cell in part.ends):
-                    found[cell] = part
+                if cell in cells and (not shared or cell in share.ends):
+                    found[cell] = share
     return found
 
 
-def _ask(parts: dict[str, _Part]) -> list[str]:
-    jobs = {part.job for part in parts.values() if part.job is not None}
+def _add_job_states(shares: dict[str, _WorkerShare]) -> list[str]:
+    jobs = {share.job for share in shares.values() if share.job is not None}
     if not jobs:
         return []
-    states, troubles = job_states(jobs)
-    for part in parts.values():
-        part.state = states.get(part.job or "")
-    return troubles
+    states, problems = job_states(jobs)
+    for share in shares.values():
+        share.state = states.get(share.job or "")
+    return problems
 
 
-def _line(row: StatusRow, part: _Part | None, clock: FileClock) -> Line:
+def _line(row: StatusRow, share: _WorkerShare | None, clock: FileClock) -> CellStatus:
     state, reason = row.state, row.reason
     if state == "incomplete":
         whole = row.total is not None and row.done == row.total
         state = "finishing" if whole and abs(clock.now - row.changed) < GRACE_SECONDS else "missing"
         reason = "its result is being written" if state == "finishing" else reason
-    if part is not None and state in ("missing", "failed"):
-        state, reason = _by_job(row, part, state, reason, clock)
-    return Line(
+    if share is not None and state in ("missing", "failed"):
+        state, reason = _by_job(row, share, state, reason, clock)
+    return CellStatus(
         row.experiment,
         row.cell,
         row.method,
@@ -176,18 +176,18 @@ def _line(row: StatusRow, part: _Part | None, clock: FileClock) -> Line:
         row.attempt,
         row.signal,
         row.eta_seconds if state == "running" else None,
-        None if part is None else part.job,
-        None if part is None else str(part.launch.log(part.worker)),
+        None if share is None else share.job,
+        None if share is None else str(share.launch.log(share.worker)),
     )
 
 
 def _by_job(
-    row: StatusRow, part: _Part, state: str, reason: str, clock: FileClock
+    row: StatusRow, share: _WorkerShare, state: str, reason: str, clock: FileClock
 ) -> tuple[str, str]:
     """State and reason of a cell without result that nobody holds, by its job."""
-    if part.launch.facts["executor"] != "slurm":
-        return _by_launcher(row, part, state, reason)
-    job, end = part.state, part.ends.get(row.cell, {}).get("state")
+    if share.launch.facts["executor"] != "slurm":
+        return _by_launcher(row, share, state, reason)
+    job, end = share.state, share.ends.get(row.cell, {}).get("state")
     name = job.state if job else ""
     if name in ("PENDING", "REQUEUED", "PREEMPTED", "NODE_FAIL", "SUSPENDED"):
         why = job.reason if job and job.reason not in ("", "None") else name.lower()
@@ -195,39 +195,39 @@ def _by_job(
             return "preempted", f"at batch {row.done}, waits to go on ({why})"
         return "queued", f"waits ({why})"
     if state == "failed" or end == "failed":
-        return "failed", reason if state == "failed" else part.ends[row.cell]["reason"]
+        return "failed", reason if state == "failed" else share.ends[row.cell]["reason"]
     if name == "COMPLETING":
         return "finishing", "its job is ending"
     if name in ("RUNNING", "CONFIGURING"):
         return (
             ("running", "beginning") if end == "running" else ("queued", "its job runs, it is next")
         )
-    if name == "CANCELLED" or part.launch.is_cancelled:
+    if name == "CANCELLED" or share.launch.is_cancelled:
         return "cancelled", f"cancelled at batch {row.done}"
     if name == "TIMEOUT":
         return _stopped(row, BEFORE_TIMEOUT)
-    return _after(row, part, name, end, clock)
+    return _after(row, share, name, end, clock)
 
 
 def _after(
-    row: StatusRow, part: _Part, name: str, end: str | None, clock: FileClock
+    row: StatusRow, share: _WorkerShare, name: str, end: str | None, clock: FileClock
 ) -> tuple[str, str]:
     """A cell whose job is gone: its result may not be to be seen yet."""
-    if end in ("done", "kept", "running") and _is_recent(row, part, clock):
-        return "finishing", f"job {part.job} has ended, its result is awaited"
-    told = f"job {part.job} ended ({name})" if name else f"job {part.job} has left the queue"
+    if end in ("done", "kept", "running") and _is_recent(row, share, clock):
+        return "finishing", f"job {share.job} has ended, its result is awaited"
+    told = f"job {share.job} ended ({name})" if name else f"job {share.job} has left the queue"
     if end in ("done", "kept"):
         return "failed", f"{told}, its result never came"
     if end == "running":
         return "failed", f"{told} in this cell"
     if end == "interrupted":  # after a checkpoint, and nobody queues it again
-        return _stopped(row, part.ends[row.cell]["reason"])
+        return _stopped(row, share.ends[row.cell]["reason"])
     return "missing", f"{told} before it"
 
 
-def _is_recent(row: StatusRow, part: _Part, clock: FileClock) -> bool:
+def _is_recent(row: StatusRow, share: _WorkerShare, clock: FileClock) -> bool:
     """Whether a cell or the worker that had it wrote something a moment ago."""
-    journal = part.launch.journal(part.worker).file
+    journal = share.launch.journal(share.worker).file
     # Both ways: clocks jump.
     return min(abs(clock.now - row.changed), abs(clock.age_of(journal))) < GRACE_SECONDS
 
@@ -240,18 +240,18 @@ def _stopped(row: StatusRow, signal: str) -> tuple[str, str]:
     return "missing", f"stopped by {signal} {place}"
 
 
-def _by_launcher(row: StatusRow, part: _Part, state: str, reason: str) -> tuple[str, str]:
-    end = part.ends.get(row.cell, {}).get("state")
+def _by_launcher(row: StatusRow, share: _WorkerShare, state: str, reason: str) -> tuple[str, str]:
+    end = share.ends.get(row.cell, {}).get("state")
     if state == "failed":
         return state, reason
-    if part.launch.is_cancelled:
+    if share.launch.is_cancelled:
         return "cancelled", f"cancelled at batch {row.done}"
-    if part.launcher_lives:
+    if share.launcher_lives:
         return ("running", "beginning") if end == "running" else ("queued", "waits for a worker")
     return state, reason
 
 
-def counts(lines: list[Line]) -> dict[str, dict[str, int]]:
+def counts(lines: list[CellStatus]) -> dict[str, dict[str, int]]:
     """How many cells of each experiment are in each state that occurs."""
     found: dict[str, dict[str, int]] = {}
     for line in lines:

@@ -22,7 +22,7 @@ class Outcome:
     warmups: list[str] = field(default_factory=list)  # those that were run
     elsewhere: list[str] = field(default_factory=list)  # another process has them
 
-    def note(self, step: "Step", state: str, reason: str = "") -> None:
+    def record(self, step: "Step", state: str, reason: str = "") -> None:
         """Record a step's final state: kept, done, failed or elsewhere."""
         if state == "failed":
             self.failed[step.id] = reason

@@ -20,7 +20,7 @@ from ctta_bench.errors import CttaBenchError
 from ctta_bench.launch.plan import INTERRUPTED, Journal, Launch, read_step
 from ctta_bench.launch.running import run_step
 from ctta_bench.launch.steps import Step
-from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_held, this_process
+from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_owned, this_process
 from ctta_bench.record.schema import CellRecord
 from ctta_bench.registry import load_plugin
 from ctta_bench.run.checkpoint import STOP_SIGNALS
@@ -80,7 +80,7 @@ def work(launch: Launch, worker: int) -> None:
         waiting = [
             s
             for s in waiting
-            if is_held(launch.directory / s.id) or not _run_to_end(launch, journal, s, models)
+            if is_owned(launch.directory / s.id) or not _run_to_end(launch, journal, s, models)
         ]
     for step in waiting:
         journal.write(step=step.id, state="elsewhere", reason="another process has it")
@@ -100,7 +100,7 @@ def _run_to_end(launch: Launch, journal: Journal, step: Step, models: Models) ->
         step,
         launch.directory,
         options,
-        make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), Printed(step.id)],
+        make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), PrintingLogger(step.id)],
         begins=lambda: journal.write(step=step.id, state="running"),
         warmup_failure="" if step.needs is None else launch.failures().get(step.needs, ""),
         models=models,
@@ -139,7 +139,7 @@ def _claim(launch: Launch, number: int, worker: int) -> bool:
     return True
 
 
-class Printed(Logger):
+class PrintingLogger(Logger):
     """What a user should read goes to the log of the job."""
 
     def __init__(self, name: str) -> None:
@@ -154,7 +154,7 @@ class Printed(Logger):
         print(message, flush=True)  # noqa: T201 - the log of the job
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End this process: at once after a checkpoint, since the scheduler's clock runs.
 
     Taking torch down in order can take longer than the seconds that are left.

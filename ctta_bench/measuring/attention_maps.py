@@ -217,7 +217,7 @@ def _drawable(image: Tensor) -> npt.NDArray[np.floating]:
     return array
 
 
-def looking_folder(directory: Path, out: Path | None) -> Path:
+def visualisation_folder(directory: Path, out: Path | None) -> Path:
     """The folder for tables and figures about `directory`, made; DIRECTORY/looking by default.
 
     Raises RunError if there is no such directory, or if the folder cannot be written.

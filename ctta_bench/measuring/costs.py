@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_backward_
 
 from ctta_bench.errors import DataError, MethodError
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
-from ctta_bench.measuring.scene import Scene
-from ctta_bench.measuring.subjects import Plain, Steps
+from ctta_bench.measuring.subjects import MethodSteps, PlainModel
 from ctta_bench.measuring.timing import Spread, clock, ratios, take_turns
+from ctta_bench.measuring.workload import Workload
 from ctta_bench.record.schema import COST, COST_SCHEMA_VERSION
 from ctta_bench.run.environment import environment
 
@@ -50,35 +50,39 @@ class MethodCost:
 
 
 def measure(
-    scene: Scene, methods: Sequence[str], *, repeats: int
+    workload: Workload, methods: Sequence[str], *, repeats: int
 ) -> Iterator[MethodCost | tuple[str, str]]:
-    """The cost of each method in turn, or its name and why it cannot serve the scene's model."""
-    plain, reference = Plain(scene), _reference(scene)
-    source = Steps(scene, SOURCE)
+    """The cost of each method in turn, or its name and why it cannot serve the workload's model."""
+    plain, reference = PlainModel(workload), _reference(workload)
+    source = MethodSteps(workload, SOURCE)
     source.turn()
-    source_bytes = resting_bytes(source.method) + peak_bytes(source.turn, scene.device)
+    source_bytes = resting_bytes(source.method) + peak_bytes(source.turn, workload.device)
     del source
     for name in methods:
         try:
-            steps = Steps(scene, name)
+            steps = MethodSteps(workload, name)
         except (MethodError, DataError) as error:
             yield name, str(error)
             continue
         yield _measured(steps, plain, reference, source_bytes, repeats)
 
 
-def _reference(scene: Scene) -> Steps | None:
+def _reference(workload: Workload) -> MethodSteps | None:
     """TENT's steps, unless the model has nothing that it adapts."""
     try:
-        return Steps(scene, REFERENCE)
+        return MethodSteps(workload, REFERENCE)
     except MethodError:
         return None
 
 
 def _measured(
-    steps: Steps, plain: Plain, reference: Steps | None, source_bytes: int, repeats: int
+    steps: MethodSteps,
+    plain: PlainModel,
+    reference: MethodSteps | None,
+    source_bytes: int,
+    repeats: int,
 ) -> MethodCost:
-    scene, method = steps.scene, steps.method
+    workload, method = steps.workload, steps.method
     steps.turn()
     works: dict[str, Callable[[], object]] = {"forward": plain.forward}
     if method.trainable or steps.passes[-1][1]:
@@ -87,7 +91,7 @@ def _measured(
     if reference is not None:
         works[REFERENCE] = reference.turn
     works["method"] = steps.turn
-    times = take_turns(works, repeats, clock(scene.device))
+    times = take_turns(works, repeats, clock(workload.device))
     passes = steps.passes[-repeats:]
     by_image = [t / steps.images for t in times["method"]]
     to_reference = None
@@ -95,10 +99,10 @@ def _measured(
         of_reference = [t / reference.images for t in times[REFERENCE]]
         to_reference = Spread.of(ratios(by_image, of_reference))
     images, rest = steps.images * repeats, resting_bytes(method)
-    peak = peak_bytes(steps.turn, scene.device)
+    peak = peak_bytes(steps.turn, workload.device)
     return MethodCost(
         method=steps.name,
-        preset=scene.preset,
+        preset=workload.preset,
         hyperparameters=method.hp.record(),
         source_access=method.source_access,
         trainable_parameters=sum(p.numel() for p in method.trainable.values()),
@@ -109,7 +113,7 @@ def _measured(
         milliseconds_per_image=Spread.of([1000 * t for t in by_image]),
         images_per_second=1 / Spread.of(by_image).median,
         to_reference=to_reference,
-        to_bound=Spread.of(ratios(times["method"], bounds_of(times, passes, scene.batch_size))),
+        to_bound=Spread.of(ratios(times["method"], bounds_of(times, passes, workload.batch_size))),
         gflops_per_image=flops(steps.turn) / steps.images / 1e9,
         resting_bytes=rest,
         peak_bytes=peak,
@@ -153,30 +157,30 @@ def _uncounted() -> dict[Any, Any]:
 
 
 def record(
-    scene: Scene,
+    workload: Workload,
     costs: Sequence[MethodCost],
     left_out: dict[str, str],
     repeats: int,
 ) -> dict[str, Any]:
     """The measurement as plain values, which a report reads (analysis/costs.py)."""
-    model = scene.model()
+    model = workload.model()
     return {
         "schema_version": COST_SCHEMA_VERSION,
         "kind": COST,
-        "benchmark": scene.benchmark.name,
+        "benchmark": workload.benchmark.name,
         "model": {
-            "name": scene.model_name,
-            "sha256": None if scene.random else model.sha256(),
+            "name": workload.model_name,
+            "sha256": None if workload.random else model.sha256(),
             "parameters": model.source_parameters,
         },
-        "random": scene.random,
-        "precision": scene.precision,
-        "batch_size": scene.batch_size,
-        "images": list(scene.batches[0].shape[-2:]),
-        "input": list(model.preprocessing.size or scene.batches[0].shape[-2:]),
+        "random": workload.random,
+        "precision": workload.precision,
+        "batch_size": workload.batch_size,
+        "images": list(workload.batches[0].shape[-2:]),
+        "input": list(model.preprocessing.size or workload.batches[0].shape[-2:]),
         "repeats": repeats,
         "reference": REFERENCE,
         "methods": [asdict(cost) for cost in costs],
         "left_out": left_out,
-        "environment": environment(scene.device),
+        "environment": environment(workload.device),
     }

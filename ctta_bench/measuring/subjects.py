@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctta_bench.measuring.scene import Scene
+from ctta_bench.measuring.workload import Workload
 from ctta_bench.method import Method, softmax_entropy
 
 
-class Plain:
+class PlainModel:
     """The source model as it is: what a forward pass costs, and a backward pass with it."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene, self.network = scene, scene.model()
+    def __init__(self, workload: Workload) -> None:
+        self.workload, self.network = workload, workload.model()
         self.parameters = dict(self.network.network.named_parameters())
         self.norms = tuple(self.network.norm_parameters())
-        self._batches = itertools.cycle(scene.batches)
+        self._batches = itertools.cycle(workload.batches)
 
     def forward(self) -> Tensor:
         """Logits of one batch, without gradients."""
-        with torch.no_grad(), autocast(self.scene):
+        with torch.no_grad(), autocast(self.workload):
             return self.network(next(self._batches))
 
     def backward(self, names: Sequence[str]) -> Sequence[Tensor]:
@@ -32,7 +32,7 @@ class Plain:
         self.network.requires_grad_(False)
         for parameter in learning:
             parameter.requires_grad_(True)
-        with torch.enable_grad(), autocast(self.scene):
+        with torch.enable_grad(), autocast(self.workload):
             logits = self.network(next(self._batches))
             loss = softmax_entropy(self.network.rows(logits)).mean()
         return torch.autograd.grad(loss, learning, allow_unused=True)
@@ -55,18 +55,18 @@ class Plain:
         return shared or self.norms or tuple(self.parameters)
 
 
-class Steps:
-    """Steps of a method over the batches of a scene, with the passes of each turn.
+class MethodSteps:
+    """Steps of a method over the batches of a workload, with the passes of each turn.
 
     A turn is one step, or as many as the method lets pass between two updates.
     """
 
-    def __init__(self, scene: Scene, name: str) -> None:
-        self.scene, self.name, self.method = scene, name, scene.method(name)
-        self._batches = itertools.cycle(scene.batches)
+    def __init__(self, workload: Workload, name: str) -> None:
+        self.workload, self.name, self.method = workload, name, workload.method(name)
+        self._batches = itertools.cycle(workload.batches)
         every = int(getattr(self.method.hp, "update_every", 1))
-        self.batches = max(1, -(-every // scene.batch_size))
-        self.images = self.batches * scene.batch_size
+        self.batches = max(1, -(-every // workload.batch_size))
+        self.images = self.batches * workload.batch_size
         self.passes: list[tuple[int, int]] = []
 
     def turn(self) -> None:
@@ -86,8 +86,8 @@ class Steps:
         return in_network - self.method.model.source_parameters + beside
 
 
-def autocast(scene: Scene) -> contextlib.AbstractContextManager[Any]:
-    """The precision of a scene, as methods have it."""
-    if scene.precision in ("float32", "float64"):
+def autocast(workload: Workload) -> contextlib.AbstractContextManager[Any]:
+    """The precision of a workload, as methods have it."""
+    if workload.precision in ("float32", "float64"):
         return contextlib.nullcontext()
-    return torch.autocast(scene.device.type, dtype=getattr(torch, scene.precision))
+    return torch.autocast(workload.device.type, dtype=getattr(torch, workload.precision))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ctta_bench.record.bulk import uncollected
-from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.record.bulk import gc_paused
+from ctta_bench.run.allocator import reuse_freed_memory
 
 Work = Callable[[], object]
 
@@ -51,9 +51,9 @@ def take_turns(
 
     Garbage is collected between turns, not within: what one leaves would be another's time.
     """
-    keep_freed_memory()  # as in runs
+    reuse_freed_memory()  # as in runs
     times: dict[str, list[float]] = {name: [] for name in works}
-    with uncollected():
+    with gc_paused():
         for repeat in range(-warm, repeats):
             for name, work in works.items():
                 began = now()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage collection inside: where objects are made and none goes, it is wasted time."""
     before = gc.isenabled()
     gc.disable()

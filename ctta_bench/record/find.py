@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctta_bench.errors import RunError
-from ctta_bench.record.read import is_there
+from ctta_bench.record.read import has_file
 from ctta_bench.record.schema import CELL_FILE, PAGE_FILE, RESULTS_TABLE_FILE, SIGNS_OF_A_RUN
 
 SEARCH_DEPTH = 3
@@ -34,7 +34,7 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
     beside_cells = False
     empty = []
     for folder in _subfolders(directory):
-        if is_there(folder, CELL_FILE):
+        if has_file(folder, CELL_FILE):
             cells.append(folder)
             beside_cells = True
             continue

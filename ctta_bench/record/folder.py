@@ -22,8 +22,8 @@ from ctta_bench.record.owner import (
     BusyError,
     Heartbeat,
     describe,
+    identified,
     is_abandoned,
-    named,
     read_owner,
     this_process,
 )
@@ -51,16 +51,16 @@ _SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextlib.contextmanager
-def atomic(path: Path, *, lasting: bool = True) -> Iterator[Path]:
+def atomic(path: Path, *, fsync: bool = True) -> Iterator[Path]:
     """A temporary path beside `path` that takes its name when the block ends well.
 
-    Not `lasting`: when the content reaches the disk is left to the system. Raises RunError if the
+    Not `fsync`: when the content reaches the disk is left to the system. Raises RunError if the
     disk is full or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        if lasting:
+        if fsync:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         temporary.replace(path)
@@ -76,9 +76,9 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def write_yaml(path: Path, value: Any, *, lasting: bool = True) -> None:
+def write_yaml(path: Path, value: Any, *, fsync: bool = True) -> None:
     """Write `value` as YAML in the given key order, atomically."""
-    with atomic(path, lasting=lasting) as temporary:
+    with atomic(path, fsync=fsync) as temporary:
         text = yaml.dump(value, Dumper=_SAFE_DUMPER, sort_keys=False, allow_unicode=True)
         temporary.write_text(text, encoding="utf-8")
 
@@ -157,7 +157,7 @@ class RunFolder:
         if not file.exists() or not file.stat().st_size:
             self.path.mkdir(parents=True, exist_ok=True)
             # A grid lays down thousands at once; the run itself writes it again, to last.
-            write_yaml(file, record, lasting=False)
+            write_yaml(file, record, fsync=False)
 
     def clear(self) -> None:
         """Delete every file that a run leaves, so that it starts anew."""
@@ -171,7 +171,7 @@ class RunFolder:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     @contextlib.contextmanager
-    def noting_failure(self) -> Iterator[None]:
+    def recording_failure(self) -> Iterator[None]:
         """Keep why the block failed or was interrupted, so that `status` can tell.
 
         The caller still sees the error; an OSError and a `sys.exit` of the code become a RunError.
@@ -182,29 +182,29 @@ class RunFolder:
         except BusyError:
             raise  # the cell, or its warm-up, is another's: nothing failed
         except KeyboardInterrupt as error:
-            self._note_end(began, "interrupted", signal=str(error) or "SIGINT")
+            self._record_attempt(began, "interrupted", signal=str(error) or "SIGINT")
             raise
         except SystemExit as error:
             failure = RunError(f"{self.path}: the code ended itself (sys.exit({error.code!r})).")
-            self._note_failure(began, failure)
+            self._record_failure(began, failure)
             raise failure from error
         except Exception as error:
-            self._note_failure(began, error)
+            self._record_failure(began, error)
             if isinstance(error, OSError):
                 raise RunError(f"{self.path}: {error.strerror or error}.") from error
             raise
 
-    def _note_failure(self, began: str, error: BaseException) -> None:
+    def _record_failure(self, began: str, error: BaseException) -> None:
         with contextlib.suppress(OSError, RunError):
             expected = isinstance(error, (CttaBenchError, OSError))
-            told = str(error) if expected else "".join(traceback.format_exception(error)).rstrip()
-            self.append_log(f"failed: {told}")
+            text = str(error) if expected else "".join(traceback.format_exception(error)).rstrip()
+            self.append_log(f"failed: {text}")
             self.write_failure(error)
-        self._note_end(began, "failed", reason=_first_line(error))
+        self._record_attempt(began, "failed", reason=_first_line(error))
 
-    def _note_end(self, began: str, outcome: str, **facts: str) -> None:
+    def _record_attempt(self, began: str, outcome: str, **facts: str) -> None:
         times = {"began": began, "ended": timestamp()}
-        self.add_attempt({"outcome": outcome, **facts, **times, **named(this_process())})
+        self.add_attempt({"outcome": outcome, **facts, **times, **identified(this_process())})
 
     def attempts(self) -> list[AttemptRecord]:
         """The attempts that did not end well, oldest first; [] if there are none to read."""
@@ -260,7 +260,7 @@ class RunFolder:
                 return
             self.file(FAILURE_FILE).unlink(missing_ok=True)
             write_yaml(self.file(CELL_FILE), record)
-            with self.noting_failure():
+            with self.recording_failure():
                 yield heartbeat
 
     @contextlib.contextmanager
@@ -294,7 +294,7 @@ class RunFolder:
             if not is_abandoned(heartbeat.path, owner):
                 raise BusyError(f"{self.path}: {describe(owner)} is running this cell.")
             self.append_log(f"taken over from {describe(owner)}, which is dead")
-            self.add_attempt({"outcome": "lost", "ended": timestamp(), **named(owner)})
+            self.add_attempt({"outcome": "lost", "ended": timestamp(), **identified(owner)})
             heartbeat.path.unlink(missing_ok=True)
         try:
             heartbeat.start()

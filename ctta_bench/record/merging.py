@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ctta_bench.errors import RunError
-from ctta_bench.record.owner import is_held
+from ctta_bench.record.owner import is_owned
 from ctta_bench.record.read import read_record
 from ctta_bench.record.schema import (
     CELL_FILE,
@@ -78,7 +78,7 @@ def _cells(folder: Path, depth: int) -> Iterator[Path]:
 def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
     ours, theirs = target / cell, other / cell
     try:
-        if is_held(theirs) or is_held(ours):
+        if is_owned(theirs) or is_owned(ours):
             merge.conflicts.append(f"{cell}: is being run.")
         elif not ours.exists():
             _read(theirs)

@@ -41,13 +41,13 @@ def this_process() -> ProcessRecord:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "born": birth_of(os.getpid()),
+        "born": start_ticks(os.getpid()),
         "processes": _process_table(),
         "job": job,
     }
 
 
-def birth_of(pid: int) -> str | None:
+def start_ticks(pid: int) -> str | None:
     """When a process of this host began, in the kernel's ticks; None if there is none, or no /proc.
 
     With the pid it names a process for good: pids are used again.
@@ -79,11 +79,11 @@ def is_dead(owner: Mapping[str, Any]) -> bool | None:
         return True
     except PermissionError:
         pass
-    born = birth_of(owner["pid"])
+    born = start_ticks(owner["pid"])
     return born != owner["born"] if owner.get("born") else None
 
 
-def named(process: Mapping[str, Any]) -> dict[str, Any]:
+def identified(process: Mapping[str, Any]) -> dict[str, Any]:
     """Host, pid and job of a process, as far as they are known."""
     return {key: process.get(key) for key in ("host", "pid", "job")}
 
@@ -140,7 +140,7 @@ class FileClock:
             return 0.0
 
 
-def is_silent(file: Path, clock: FileClock) -> bool | None:
+def is_stale(file: Path, clock: FileClock) -> bool | None:
     """Whether an owner's file has not been renewed for long; None where its time is no help.
 
     That of a file from the future, as after a clock that jumped.
@@ -149,15 +149,15 @@ def is_silent(file: Path, clock: FileClock) -> bool | None:
     return None if age <= -STALE_SECONDS else age >= STALE_SECONDS
 
 
-def seems_held(cell: Path, clock: FileClock) -> bool:
-    """Whether a living process has the cell of a folder, by one look: that of `status`.
+def seems_owned(cell: Path, clock: FileClock) -> bool:
+    """Whether a living process runs the cell of a folder, by one look, as `status` needs it.
 
-    It differs from `is_held` only for a file system whose clock jumps: there it takes time to tell.
+    It differs from `is_owned` only on a file system whose clock jumps: `is_owned` watches the file.
     """
     file = cell / OWNER_FILE
     owner = read_owner(file)
     dead = None if owner is None else is_dead(owner)
-    return owner is not None and not (is_silent(file, clock) if dead is None else dead)
+    return owner is not None and not (is_stale(file, clock) if dead is None else dead)
 
 
 def is_abandoned(file: Path, owner: Mapping[str, Any]) -> bool:
@@ -165,18 +165,18 @@ def is_abandoned(file: Path, owner: Mapping[str, Any]) -> bool:
     dead = is_dead(owner)
     if dead is not None:
         return dead
-    silent = is_silent(file, FileClock(file.parent))
+    stale = is_stale(file, FileClock(file.parent))
     # A file from the future has to miss as many heartbeats as make one old.
-    return silent is not False and _is_still(file, WATCH_SECONDS if silent else STALE_SECONDS)
+    return stale is not False and _stays_unchanged(file, WATCH_SECONDS if stale else STALE_SECONDS)
 
 
-def is_held(cell: Path) -> bool:
+def is_owned(cell: Path) -> bool:
     """Whether a living process has the cell of a folder."""
     owner = read_owner(cell / OWNER_FILE)
     return owner is not None and not is_abandoned(cell / OWNER_FILE, owner)
 
 
-def _is_still(file: Path, seconds: float) -> bool:
+def _stays_unchanged(file: Path, seconds: float) -> bool:
     """Whether a file stays as it is for some time."""
     before, end = _stamp(file), time.monotonic() + seconds
     while time.monotonic() < end:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ctta_bench.record.owner import FileClock, seems_held
-from ctta_bench.record.read import UnusableCellError, is_there, read_json
+from ctta_bench.record.owner import FileClock, seems_owned
+from ctta_bench.record.read import UnusableCellError, has_file, read_json
 from ctta_bench.record.schema import (
     ATTEMPTS_FILE,
     BATCHES_FILE,
@@ -41,8 +41,8 @@ def progress(folder: Path, total: int | None, clock: FileClock | None = None) ->
 
     clock: that of the folder's file system, shared by cells that are asked for at once.
     """
-    if is_there(folder, RESULT_FILE):
-        return Progress("done", total, total, "", not is_there(folder, ATTEMPTS_FILE))
+    if has_file(folder, RESULT_FILE):
+        return Progress("done", total, total, "", not has_file(folder, ATTEMPTS_FILE))
     with os.scandir(folder) as entries:  # one look instead of many
         files = {entry.name for entry in entries}
     first = ATTEMPTS_FILE not in files
@@ -50,7 +50,7 @@ def progress(folder: Path, total: int | None, clock: FileClock | None = None) ->
     done = batches_done(lines)
     changed = lines.stat().st_mtime if BATCHES_FILE in files else 0.0
     place = f"batch {done} of {total}" if total else f"batch {done}"
-    if OWNER_FILE in files and seems_held(folder, clock or FileClock(folder)):
+    if OWNER_FILE in files and seems_owned(folder, clock or FileClock(folder)):
         return Progress("running", done, total, f"at {place}", first, changed)
     if FAILURE_FILE in files:
         return Progress("failed", done, total, _failure(folder), first, changed)

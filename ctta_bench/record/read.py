@@ -35,7 +35,7 @@ def read_record(cell: Path) -> Any:
     return yaml.load((cell / CELL_FILE).read_text("utf-8"), Loader=YAML_LOADER)
 
 
-def is_there(folder: Path, name: str) -> bool:
+def has_file(folder: Path, name: str) -> bool:
     """Whether a folder has a file. `Path.exists` takes as long again as the system does."""
     return os.access(f"{folder}/{name}", os.F_OK)
 

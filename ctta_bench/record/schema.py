@@ -53,7 +53,7 @@ ADDED = ("num_batches", "notes", "norm_statistics")  # and those that the run it
 TIMES = ("seconds", "images_per_second", "peak_memory_mb")  # of a result: no two runs have the same
 
 
-def decisive(record: Mapping[str, Any]) -> dict[str, Any]:
+def deciding_values(record: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the numbers of a cell or a warm-up, of its record."""
     found = {key: value for key, value in record.items() if key not in (*NAMES, *ADDED)}
     found["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
@@ -62,13 +62,13 @@ def decisive(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def identity(record: Mapping[str, Any]) -> str:
     """SHA-256 of everything in a cell's record that decides its numbers."""
-    text = json.dumps(decisive(record), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(deciding_values(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def same_start(record: Mapping[str, Any]) -> str:
+def warmup_facts(record: Mapping[str, Any]) -> str:
     """What decides a warm-up, as the text that stands in the file of what was learnt."""
-    kept = {key: value for key, value in decisive(record).items() if key != "schema_version"}
+    kept = {key: value for key, value in deciding_values(record).items() if key != "schema_version"}
     return json.dumps(kept, sort_keys=True)
 
 

@@ -51,13 +51,13 @@ def status(directory: Path) -> list[StatusRow]:
     cells, strays = find_cells(directory)
     clock = FileClock(directory)
     rows = [_row(folder, clock) for folder in cells]
-    rows += [_unknown(folder, reason) for folder, reason in strays]
+    rows += [_unreadable(folder, reason) for folder, reason in strays]
     return sorted(rows, key=lambda row: (row.experiment, row.cell))
 
 
 def _row(folder: Path, clock: FileClock) -> StatusRow:
     try:
-        cell = _known(folder)
+        cell = _cell_facts(folder)
         state = progress(folder, cell.total, clock)
         attempt, signal = (1, "") if state.first else attempts(folder)
         return StatusRow(
@@ -76,10 +76,10 @@ def _row(folder: Path, clock: FileClock) -> StatusRow:
             eta_seconds=remaining_seconds(folder, state) if state.state == "running" else None,
         )
     except UnusableCellError as error:
-        return _unknown(folder, str(error))
+        return _unreadable(folder, str(error))
 
 
-class _Known(NamedTuple):
+class _CellFacts(NamedTuple):
     """What a row takes from cell.yaml."""
 
     experiment: str
@@ -89,7 +89,7 @@ class _Known(NamedTuple):
     total: int | None
 
 
-def _known(folder: Path) -> _Known:
+def _cell_facts(folder: Path) -> _CellFacts:
     """From cell.yaml, by its lines: parsing 100,000 of them would take minutes.
 
     A file that is not laid out as our own writer does it is parsed.
@@ -101,8 +101,8 @@ def _known(folder: Path) -> _Known:
         raise UnusableCellError(f"{CELL_FILE} cannot be read ({type(error).__name__})") from error
     experiment, method, benchmark, seed, total = _plain_values(text)
     if experiment and method and benchmark and seed.isdigit() and text.endswith("\n"):
-        return _Known(experiment, method, benchmark, int(seed), _number(total))
-    return _parsed(_texts(text))
+        return _CellFacts(experiment, method, benchmark, int(seed), _number(total))
+    return _from_values(_parsed_texts(text))
 
 
 _KEYS = (
@@ -126,9 +126,9 @@ def _plain_values(text: str) -> list[str]:
     return found
 
 
-def _parsed(cell: dict[str, Any]) -> _Known:
+def _from_values(cell: dict[str, Any]) -> _CellFacts:
     try:
-        return _Known(
+        return _CellFacts(
             str(cell.get("experiment", "")),
             str(cell["method"]["name"]),
             str(cell["benchmark"]["name"]),
@@ -139,7 +139,7 @@ def _parsed(cell: dict[str, Any]) -> _Known:
         raise UnusableCellError(f"half-written: {CELL_FILE} is empty or cut") from None
 
 
-def _unknown(folder: Path, reason: str) -> StatusRow:
+def _unreadable(folder: Path, reason: str) -> StatusRow:
     return StatusRow(
         folder.parent.name, folder.name, "", "", None, "incomplete", None, None, reason
     )
@@ -149,7 +149,7 @@ def _number(text: Any) -> int | None:
     return int(text) if isinstance(text, str) and text.isdigit() else None
 
 
-def _texts(text: str) -> dict[str, Any]:
+def _parsed_texts(text: str) -> dict[str, Any]:
     """A cell.yaml with every scalar as text.
 
     Built from the parser's events: three times as fast as `yaml.safe_load`. An alias is None; no

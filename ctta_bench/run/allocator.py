@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 @functools.cache
-def keep_freed_memory() -> bool:
+def reuse_freed_memory() -> bool:
     """Let this process use blocks again that it freed, whatever their size; whether it does now.
 
     The GNU C library maps each block above 32 MB anew, and the system clears it page by page: with

@@ -49,7 +49,7 @@ class Progress:
     seconds: float = 0.0
     probes: list[ProbeRecord] = field(default_factory=list)
 
-    def joined(self) -> Arrays:
+    def concatenated(self) -> Arrays:
         """All per-image arrays, each in stream order.
 
         A measure that not every batch has, of a plug-in that was not loaded before or after a
@@ -63,13 +63,13 @@ class Progress:
 class DeferredInterrupt:
     """Ctrl-C, and what schedulers send, waits for the end of the batch, for a whole checkpoint.
 
-    `asked` names the signal, "" before it. A second Ctrl-C ends the run at once, without a
+    `signal_name` names the signal, "" before it. A second Ctrl-C ends the run at once, without a
     checkpoint; schedulers send several signals, or one twice. Outside the main thread signals are
     left as they are.
     """
 
     def __enter__(self) -> "DeferredInterrupt":
-        self.asked = ""
+        self.signal_name = ""
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
@@ -77,9 +77,9 @@ class DeferredInterrupt:
         return self
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.signal_name and number == signal.SIGINT:
             raise KeyboardInterrupt("SIGINT")
-        self.asked = self.asked or signal.Signals(number).name
+        self.signal_name = self.signal_name or signal.Signals(number).name
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -126,7 +126,7 @@ def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> No
         return
     content = {
         "method": method.state_dict(),
-        "arrays": _tensors(progress.joined()),
+        "arrays": _tensors(progress.concatenated()),
         "lines": progress.lines,
         "frames": list(map(_tensors, progress.frames)),
         "seconds": progress.seconds,
@@ -175,7 +175,7 @@ def resume(
         found = Progress(progress.scorer, [arrays], lines, frames, seconds, probes)
         return found, content["method"]
 
-    found = newest_whole(folder, read, loggers)
+    found = newest_intact(folder, read, loggers)
     if found is None:
         lines = folder.file(BATCHES_FILE)
         if lines.exists() and lines.stat().st_size:
@@ -187,7 +187,7 @@ def resume(
     return progress
 
 
-def newest_whole(
+def newest_intact(
     folder: RunFolder, read: Callable[[dict[str, Any]], Found], loggers: Iterable[Logger] = ()
 ) -> Found | None:
     """What `read` makes of the newest checkpoint that is whole, None without one.
@@ -205,7 +205,7 @@ def newest_whole(
     return None
 
 
-def drop_states(folder: RunFolder) -> None:
+def delete_checkpoints(folder: RunFolder) -> None:
     """Delete the checkpoints of what is done."""
     for name in STATE_FILES:
         folder.file(name).unlink(missing_ok=True)

@@ -26,12 +26,12 @@ from ctta_bench.record.schema import (
     BatchLine,
     ResultRecord,
 )
-from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.allocator import reuse_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
     Pace,
     Progress,
-    drop_states,
+    delete_checkpoints,
     resume,
     save_checkpoint,
     say,
@@ -41,7 +41,7 @@ from ctta_bench.run.export import ModelKeeper, check_kept
 from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
 from ctta_bench.run.open import OpenCell, norm_statistics, notes, open_cell, source_accuracy
 from ctta_bench.run.options import RunOptions
-from ctta_bench.run.probe import KEY, SourceProbe, check_probed
+from ctta_bench.run.probe import KEY, ForgettingProbe, check_probed
 from ctta_bench.run.warmups import warmed
 from ctta_bench.scoring.base import mean_of
 from ctta_bench.source_models.shared import Models
@@ -86,7 +86,7 @@ def run_stream(
             "round": batch.round,
             "domain": "mixed" if mixed else names[np.bincount(batch.domain).argmax()],
             "n": len(batch.labels),
-            **progress.scorer.figures(scores),
+            **progress.scorer.line_values(scores),
             "loss": _finite(method.loss),
             "ms": round(1000 * spent, 3),
             "skipped": method.counters["skipped_updates"] - counted["skipped_updates"],
@@ -128,7 +128,7 @@ def run_cell(
     within the last batch after the result.
     """
     options = options or RunOptions()
-    keep_freed_memory()
+    reuse_freed_memory()
     with folder.work(cell.record, force=options.force) as heartbeat:
         if heartbeat is None:
             check_kept(folder, cell.request.keep_models)
@@ -163,20 +163,20 @@ def _run(
     _write_configuration(opened, folder, prepared)
     progress = resume(folder, method, stream, loggers, opened.scorer())
     keeper.check_resumed(progress.lines)
-    probe = SourceProbe(opened, method, len(stream))
+    probe = ForgettingProbe(opened, method, len(stream))
     rewrite_lines(folder, progress.lines)
     _start_loggers(opened.cell, folder, prepared, progress, loggers)
     pace, result = Pace.of(options.checkpoint), None
 
     def after_batch() -> None:
         heartbeat.beat()
-        if interrupt.asked or pace.due(len(progress.lines)):
+        if interrupt.signal_name or pace.due(len(progress.lines)):
             save_checkpoint(folder, method, progress)
-        if interrupt.asked and len(progress.lines) < len(stream):
+        if interrupt.signal_name and len(progress.lines) < len(stream):
             folder.append_log(
-                f"interrupted by {interrupt.asked} after {len(progress.lines)} batches"
+                f"interrupted by {interrupt.signal_name} after {len(progress.lines)} batches"
             )
-            raise KeyboardInterrupt(interrupt.asked)
+            raise KeyboardInterrupt(interrupt.signal_name)
 
     def domain_ended() -> None:
         keeper.domain_ended(progress.lines)
@@ -200,8 +200,8 @@ def _run(
     finally:
         for logger in loggers:
             logger.finish(result)
-    drop_states(folder)
-    return result, interrupt.asked
+    delete_checkpoints(folder)
+    return result, interrupt.signal_name
 
 
 def _prepare(
@@ -259,20 +259,20 @@ def _record(cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progre
     result["model_parameters"] = method.model.source_parameters
     if progress.probes:
         result[KEY] = progress.probes
-    arrays = progress.joined()
+    arrays = progress.concatenated()
     if stream.order.severity.any():
         arrays["severity"] = stream.order.severity
     folder.write_arrays(PREDICTIONS_FILE, arrays)
     if gallery := progress.scorer.gallery(progress.frames):
         folder.write_arrays(PICTURES_FILE, gallery)
     write_json(folder.file(RESULT_FILE), result)
-    folder.append_log(f"done: {progress.scorer.words(result['mean'])}")
+    folder.append_log(f"done: {progress.scorer.mean_text(result['mean'])}")
     return result
 
 
 def make_result(cell_id: str, method: Method, stream: Stream, progress: Progress) -> ResultRecord:
     """The content of result.json."""
-    scorer, arrays = progress.scorer, progress.joined()
+    scorer, arrays = progress.scorer, progress.concatenated()
     images = len(arrays["index"])
     rounds = scorer.summarise(arrays, stream.domain_names, stream.order.severity[:images])
     updated = method.trainable if method.adapts else {}

@@ -246,7 +246,7 @@ def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
         return None
     if checked.near_chance:
         raise DataError(
-            f"model {model.name} {checked.words} of {benchmark.name}, near chance "
+            f"model {model.name} {checked.finding} of {benchmark.name}, near chance "
             f"({checked.chance:.1f} %): these weights are not of this benchmark, or the classes "
             "are in another order."
         )
@@ -276,13 +276,13 @@ def _checked(
     if images is None or _lacks_labels(benchmark, images):
         return None
     scorer = scorer_of(benchmark)
-    step = max(1, len(images.labels) // scorer.checked_images)
+    step = max(1, len(images.labels) // scorer.num_check_images)
     index = np.arange(0, len(images.labels), step)
     before = model.passes.forward_images
 
     def outputs() -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(index), scorer.at_once):
-            chosen = index[start : start + scorer.at_once]
+        for start in range(0, len(index), scorer.check_batch_size):
+            chosen = index[start : start + scorer.check_batch_size]
             shown = as_input(images.load(chosen)).to(model.mean.device, model.mean.dtype)
             yield predict(shown), labels_of(images, chosen)
 

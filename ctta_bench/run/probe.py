@@ -15,7 +15,7 @@ Probe = Literal["none", "rounds", "domains"]
 KEY: Final = "source_probes"  # in result.json
 
 
-class SourceProbe:
+class ForgettingProbe:
     """Scores source images with a method as it is now, and leaves the method as it was.
 
     The cell says when: at the end of each "rounds" or "domains", and before the stream in both
@@ -31,15 +31,15 @@ class SourceProbe:
     def before_stream(self, progress: Progress) -> None:
         """Score before the first batch; not again where a run goes on."""
         if self.when != "none" and not progress.lines and not progress.probes:
-            self._take(progress)
+            self._measure(progress)
 
     def domain_ended(self, progress: Progress) -> None:
         """Score at the end of a domain, or of a round, as it was asked."""
         ends_round = len(progress.lines) % self.per_round == 0
         if self.when == "domains" or (self.when == "rounds" and ends_round):
-            self._take(progress)
+            self._measure(progress)
 
-    def _take(self, progress: Progress) -> None:
+    def _measure(self, progress: Progress) -> None:
         state = self.method.state_dict()
         accuracy = accuracy_on_source(self.benchmark, self.method)
         self.method.load_state_dict(state)  # predicting may move statistics or a memory

@@ -38,14 +38,14 @@ from ctta_bench.record.schema import (
     WARM_UP,
     CellRecord,
     WarmupResult,
-    same_start,
+    warmup_facts,
 )
-from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.allocator import reuse_freed_memory
 from ctta_bench.run.checkpoint import (
     DeferredInterrupt,
     Pace,
-    drop_states,
-    newest_whole,
+    delete_checkpoints,
+    newest_intact,
     say,
     write_state,
 )
@@ -84,7 +84,7 @@ def run_warmup(
     """Run the warm-up of a cell as a step of its own, as `engine.run_cell` runs the cell."""
     assert cell.warmup is not None
     options = options or RunOptions()
-    keep_freed_memory()
+    reuse_freed_memory()
     return make_warmup(
         lambda: open_cell(cell, options.device, models), cell.warmup, folder, options
     )
@@ -147,7 +147,7 @@ def _run(
     result = cast(WarmupResult, found)
     write_json(folder.file(RESULT_FILE), result)
     folder.append_log(f"done: {warmup.total} updates")
-    drop_states(folder)
+    delete_checkpoints(folder)
     return result, signal_name
 
 
@@ -176,24 +176,24 @@ def _update(
                     logger.preparing(
                         f"warming up {record['method']['name']}", len(lines), warmup.total
                     )
-                stops = interrupt.asked and len(lines) < warmup.total
+                stops = interrupt.signal_name and len(lines) < warmup.total
                 if stops or pace.due(len(lines)):
                     content = {"lines": lines, "seconds": time.monotonic() - began}
                     write_state(folder, content | {"warmup": warmup.state_dict()})
                 if stops:
                     folder.append_log(
-                        f"interrupted by {interrupt.asked} after {len(lines)} updates"
+                        f"interrupted by {interrupt.signal_name} after {len(lines)} updates"
                     )
-                    raise KeyboardInterrupt(interrupt.asked)
+                    raise KeyboardInterrupt(interrupt.signal_name)
     finally:
         log.finish(None)
-    return interrupt.asked
+    return interrupt.signal_name
 
 
 def _resume(
     folder: RunFolder, warmup: Warmup, loggers: Sequence[Logger]
 ) -> tuple[list[dict[str, Any]], float]:
-    found = newest_whole(folder, lambda c: (c["lines"], c["seconds"], c["warmup"]), loggers)
+    found = newest_intact(folder, lambda c: (c["lines"], c["seconds"], c["warmup"]), loggers)
     if found is None:
         return [], 0.0
     lines, seconds, tree = found
@@ -227,7 +227,7 @@ def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: CellRecor
     """Write warmup.safetensors with the record that decided it; returns the file's SHA-256."""
     tensors = {name: value.cpu().contiguous() for name, value in learnt.items()}
     with atomic(folder.file(LEARNT_FILE)) as temporary:
-        save_file(tensors, temporary, metadata={"record": same_start(record)})
+        save_file(tensors, temporary, metadata={"record": warmup_facts(record)})
     return hashlib.sha256(folder.file(LEARNT_FILE).read_bytes()).hexdigest()
 
 
@@ -247,7 +247,7 @@ def read_learnt(folder: RunFolder, record: CellRecord) -> dict[str, Tensor]:
             f"{file}: is missing or damaged ({type(error).__name__}); delete the folder, and the "
             "warm-up is made again."
         ) from error
-    wanted = json.loads(same_start(record))
+    wanted = json.loads(warmup_facts(record))
     odd = sorted(key for key in wanted | stored if wanted.get(key) != stored.get(key))
     if odd:
         raise RunError(

@@ -17,20 +17,20 @@ from ctta_bench.stream import Batch
 class SourceCheck:
     """How good a model is on source images: its accuracy in %, and whether it's near chance.
 
-    words: what was found of how many source images, as the middle of a sentence.
+    finding: what was found of how many source images, as the middle of a sentence.
     """
 
     accuracy: float
     near_chance: bool
     chance: float  # in %
-    words: str
+    finding: str
 
 
 class Scorer(ABC):
     """What scores a metric's batches on their device, and keeps what they are summed up from."""
 
-    checked_images: ClassVar[int] = 256  # source images that a model is tried on
-    at_once: ClassVar[int] = 64  # of these in one pass
+    num_check_images: ClassVar[int] = 256  # source images that a model is tried on
+    check_batch_size: ClassVar[int] = 64  # of these in one pass
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -39,11 +39,11 @@ class Scorer(ABC):
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
         """What is kept of each image of a batch: arrays [n, ...]."""
 
-    def figures(self, scores: Arrays) -> dict[str, int | float]:
+    def line_values(self, scores: Arrays) -> dict[str, int | float]:
         """What a batch's line in batches.jsonl says of these scores: the sum over its images."""
         return {"errors": self.metric.image_values(scores).sum().item()}
 
-    def joined(self, arrays: Arrays) -> Any:
+    def named(self, arrays: Arrays) -> Any:
         """The arrays of a stream as a record of named ones, for users of `ctta_bench.api`."""
         return SimpleNamespace(**arrays)
 
@@ -65,7 +65,7 @@ class Scorer(ABC):
         """What result.json tells besides."""
         return {}
 
-    def words(self, mean: float | None) -> str:
+    def mean_text(self, mean: float | None) -> str:
         """The mean as a user reads it: `mean error 12.34 %`."""
         return f"mean {self.metric.symbol} {self.metric.shown(mean, decimals=2)}"
 

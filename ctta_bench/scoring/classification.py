@@ -90,7 +90,7 @@ def _by_severity(
 class ErrorScorer(Scorer):
     """Classification: the error in %, lower is better."""
 
-    checked_images, at_once = 256, 64
+    num_check_images, check_batch_size = 256, 64
 
     def __init__(
         self, metric: Metric | None = None, measures: Sequence[Measure] | None = None
@@ -102,7 +102,7 @@ class ErrorScorer(Scorer):
         """The arrays of `Scores` but for the last three, and those of further measures."""
         return score_batch(logits, labels, self.measures)
 
-    def joined(self, arrays: Arrays) -> Scores:
+    def named(self, arrays: Arrays) -> Scores:
         """The arrays as `Scores`, without those of further measures."""
         return Scores(**{name: arrays[name] for name in FIELDS})
 
@@ -126,5 +126,5 @@ class ErrorScorer(Scorer):
         hits = torch.cat([logits.argmax(-1).cpu() == labels for logits, labels in outputs])
         accuracy, count, chance = 100 * float(hits.double().mean()), len(hits), 100 / num_classes
         limit = chance + 4 * (chance * (100 - chance) / count) ** 0.5
-        words = f"is right on {accuracy:.1f} % of {count} source images"
-        return SourceCheck(accuracy, accuracy < limit, chance, words)
+        finding = f"is right on {accuracy:.1f} % of {count} source images"
+        return SourceCheck(accuracy, accuracy < limit, chance, finding)

@@ -23,15 +23,15 @@ class Tallies:
 
     def at(self, images: npt.NDArray[Any]) -> "Tallies":
         """Those of the images of a mask, or of numbers."""
-        return Tallies(*(part[images] for part in self._parts()))
+        return Tallies(*(count[images] for count in self._counts()))
 
     def summed(self) -> "Tallies":
         """Sums over all images, [K] each."""
-        return Tallies(*(part.sum(0) for part in self._parts()))
+        return Tallies(*(count.sum(0) for count in self._counts()))
 
     def weighted(self, weights: Floats) -> "Tallies":
         """[m, K] sums of [n, K], each image counted as the weights [m, n] say."""
-        return Tallies(*(weights @ part for part in self._parts()))
+        return Tallies(*(weights @ count for count in self._counts()))
 
     def iou(self) -> Floats:
         """[..., K]: intersection over union in %; NaN for a class neither labelled nor predicted.
@@ -58,7 +58,7 @@ class Tallies:
         """Labelled pixels that were not rightly predicted."""
         return self.pixels - int(self.hits.sum())
 
-    def _parts(self) -> tuple[Floats, Floats, Floats]:
+    def _counts(self) -> tuple[Floats, Floats, Floats]:
         return self.hits, self.labelled, self.predicted
 
 

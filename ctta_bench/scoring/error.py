@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctta_bench.scoring.base import Scorer
 
 CLASS_ERROR = "class_error"
-_FEW = 10_000_000  # pairs of a visit and a class: beyond, only those that occur are counted
+_DENSE_LIMIT = 10_000_000  # pairs of a visit and a class: beyond, only those that occur are counted
 
 
 @METRICS.register_module("classification")
@@ -24,9 +24,9 @@ class Error(Metric):
     """Share of wrong images in %, lower is better."""
 
     name = "error"
-    symbol = mistakes = name
+    symbol = errors_text = name
     arrays = {"prediction": 1, "label": 1}
-    absent = (
+    missing_note = (
         f"Errors are over images; `class_error` in {RESULTS_TABLE_FILE} is the mean over the "
         "classes that occur."
     )
@@ -72,7 +72,7 @@ class Error(Metric):
         low = int(min(prediction.min(), label.min()))  # -1: no valid prediction
         classes = int(max(prediction.max(), label.max())) - low + 1
         visits = np.arange(int(visit.max()) + 1)
-        if classes * len(visits) > _FEW:
+        if classes * len(visits) > _DENSE_LIMIT:
             visits, visit = np.unique(visit, return_inverse=True)
         size = classes * len(visits)
         first = visit * classes - low  # the place of class 0 of the visit

@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
 class Measure:
     """A mean over images beside the headline metric, which is lower for a better method.
 
-    head: over its column, with its unit. words: in a caption. decimals: in print. factor: 100 for
+    head: over its column, with its unit. caption: in a caption. decimals: in print. factor: 100 for
     a share in %. needs: arrays of predictions.npz that it is computed from; default: its own, of
     its name. worst: the value of an image whose logits are not finite. table: the report's table
     that shows it. recounted: whether the analysis computes it again from predictions.npz.
@@ -41,7 +41,7 @@ class Measure:
     """
 
     head: ClassVar[str]
-    words: ClassVar[str]
+    caption: ClassVar[str]
     decimals: ClassVar[int] = 1
     factor: ClassVar[float] = 1
     needs: ClassVar[tuple[str, ...]] = ()
@@ -74,7 +74,7 @@ class CalibrationError(Measure):
     """Expected calibration error of the largest softmax value."""
 
     head, factor = "ECE %", 100
-    words = "Expected calibration error over 15 equal bins of the largest softmax value"
+    caption = "Expected calibration error over 15 equal bins of the largest softmax value"
     needs = ("prediction", "label", "confidence")
     table = "calibration"
     recounted = False
@@ -89,7 +89,7 @@ class CalibrationError(Measure):
 class NegativeLogLikelihood(Measure):
     """Negative log-likelihood of the label, in nats."""
 
-    head, decimals, words = "NLL", 3, "negative log-likelihood"
+    head, decimals, caption = "NLL", 3, "negative log-likelihood"
     worst = float("inf")
     table = "calibration"
     recounted = False
@@ -103,7 +103,7 @@ class NegativeLogLikelihood(Measure):
 class BrierScore(Measure):
     """Squared distance of the probabilities to the one-hot label, in [0, 2]."""
 
-    head, decimals, words = "Brier", 3, "Brier score of the scored predictions"
+    head, decimals, caption = "Brier", 3, "Brier score of the scored predictions"
     worst = 2.0
     table = "calibration"
     recounted = False

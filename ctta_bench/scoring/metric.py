@@ -23,14 +23,14 @@ DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided pred
 class Count(NamedTuple):
     """What was counted in a domain of a round.
 
-    n: images. errors: wrong images, or wrong pixels where these have labels. noted: what else
+    n: images. errors: wrong images, or wrong pixels where these have labels. recorded: what else
     result.json notes under which name. classes: how many occur among the labels. values: metrics
     at full precision, None where there is nothing to score.
     """
 
     n: int
     errors: int
-    noted: tuple[str, int]
+    recorded: tuple[str, int]
     classes: int
     collapsed: bool
     values: dict[str, float | None]
@@ -39,28 +39,29 @@ class Count(NamedTuple):
 class Metric:
     """The headline metric of a task: a mean over images, unless a subclass sums up otherwise.
 
-    name: in result.json and results.csv. symbol: in print. mistakes: what the `errors` of a batch
-    are; of: the key of batches.jsonl that counts of how many. check: what the source model was
-    checked by on its own domain, `source_accuracy`. unit: of values in print, decimals of them.
-    factor: what an image's value is multiplied by, 100 for a share in %. arrays: what it is
-    recounted from, names in predictions.npz with the number of axes. resamples: bootstrap draws
-    that suffice for a table of pairs. absent: what a table says where domains lack classes.
-    of_sums: it is no mean over images, but computed of what is summed over them.
+    name: in result.json and results.csv. symbol: in tables and figures. errors_text: what the
+    `errors` of a batch are; count_key: the key of batches.jsonl with their number of images or
+    pixels. check: the measure of `source_accuracy`, the check of the source model on source images.
+    unit, decimals: of printed values. factor: what an image's value is multiplied by, 100 for a
+    share in %. arrays: the arrays of predictions.npz that it is recomputed from, with their numbers
+    of axes. resamples: bootstrap draws that suffice for a table of pairs. missing_note: what a
+    table says where domains lack classes. from_sums: computed from sums over images (mIoU), not a
+    mean over images.
     """
 
     name: ClassVar[str]
     symbol: ClassVar[str]
     higher_is_better: ClassVar[bool] = False
-    mistakes: ClassVar[str]
-    of: ClassVar[str] = "n"
+    errors_text: ClassVar[str]
+    count_key: ClassVar[str] = "n"
     check: ClassVar[str] = "accuracy"
     unit: ClassVar[str] = "%"
     decimals: ClassVar[int] = 1
     factor: ClassVar[float] = 100
     arrays: ClassVar[Mapping[str, int]]
     resamples: ClassVar[int] = 10_000
-    absent: ClassVar[str] = ""
-    of_sums: ClassVar[bool] = False
+    missing_note: ClassVar[str] = ""
+    from_sums: ClassVar[bool] = False
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> Any:
         """A `scoring.base.Scorer`: what scores the logits of a benchmark's batches."""

@@ -27,10 +27,10 @@ class Miou(Metric):
 
     name = "miou"
     symbol, higher_is_better = "mIoU", True
-    mistakes, of, check = "wrong pixels", "pixels", "pixel accuracy"
+    errors_text, count_key, check = "wrong pixels", "pixels", "pixel accuracy"
     arrays = {"confusion": 3, "index": 1}
     resamples = 4_000
-    of_sums = True
+    from_sums = True
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
         """Keeps the confusion matrix of each image."""
@@ -75,7 +75,7 @@ class Miou(Metric):
             counts[step, name] = Count(
                 n=int(here.sum()),
                 errors=sums.errors,
-                noted=("pixels", sums.pixels),
+                recorded=("pixels", sums.pixels),
                 classes=int((sums.labelled > 0).sum()),
                 collapsed=bool(is_collapsed(sums.predicted, sums.labelled)),
                 values={key: None if np.isnan(value) else value for key, value in values.items()},

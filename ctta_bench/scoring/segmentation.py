@@ -16,7 +16,7 @@ from ctta_bench.scoring.confusion import domain_metrics
 from ctta_bench.stream import Batch
 
 IGNORED = 255
-FRAMES_A_DOMAIN = 2  # kept as pictures
+FRAMES_PER_DOMAIN = 2  # kept as pictures
 FRAME_WIDTH = 480  # at most, in pixels
 
 
@@ -69,7 +69,7 @@ def _cells(num_classes: int) -> int:
 class MiouScorer(Scorer):
     """Segmentation: the mean intersection over union in %, higher is better."""
 
-    checked_images, at_once = 8, 1
+    num_check_images, check_batch_size = 8, 1
 
     def __init__(self, num_classes: int, class_names: Sequence[str] = ()) -> None:
         super().__init__(METRICS.get("segmentation")())
@@ -87,13 +87,13 @@ class MiouScorer(Scorer):
             found.append(confusion_of(prediction, label, self.num_classes))
         return {"confusion": np.stack(found)}
 
-    def figures(self, scores: Arrays) -> dict[str, int | float]:
+    def line_values(self, scores: Arrays) -> dict[str, int | float]:
         """Labelled pixels, and the wrong ones among them."""
         total = scores["confusion"].sum(0, dtype=np.int64)
         pixels = int(total.sum())
         return {"pixels": pixels, "errors": pixels - int(np.trace(total))}
 
-    def joined(self, arrays: Arrays) -> MapScores:
+    def named(self, arrays: Arrays) -> MapScores:
         """The arrays as `MapScores`."""
         return MapScores(**arrays)
 
@@ -102,7 +102,7 @@ class MiouScorer(Scorer):
         have = [int(frame["domain"]) for frame in kept]
         new = []
         for row, domain in enumerate(batch.domain.tolist() if batch.round == 0 else ()):
-            if have.count(domain) < FRAMES_A_DOMAIN:
+            if have.count(domain) < FRAMES_PER_DOMAIN:
                 have.append(domain)
                 new.append(_frame(batch, logits, row))
         return new
@@ -138,8 +138,8 @@ class MiouScorer(Scorer):
         metrics = domain_metrics(np.concatenate(found).sum(0, dtype=np.int64))
         chance = 100 / max(1, sum(value is not None for value in metrics["iou"]))
         miou, accuracy = metrics["miou"] or 0.0, metrics["pixel_accuracy"] or 0.0
-        words = f"reaches an mIoU of {miou:.1f} % on {len(found)} source images"
-        return SourceCheck(accuracy, miou < chance, chance, words)
+        finding = f"reaches an mIoU of {miou:.1f} % on {len(found)} source images"
+        return SourceCheck(accuracy, miou < chance, chance, finding)
 
 
 def _frame(batch: Batch, logits: Tensor, row: int) -> Arrays:

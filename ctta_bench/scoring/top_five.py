@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class TopFiveError(Measure):
     """Share of images in % whose label is not among the five largest logits."""
 
-    head, words, factor, worst = "top-5 error %", "Top-5 error", 100, 1.0
+    head, caption, factor, worst = "top-5 error %", "Top-5 error", 100, 1.0
     fewest_classes = 100
 
     def score(self, outputs: Outputs) -> "Tensor":

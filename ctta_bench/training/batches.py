@@ -11,7 +11,7 @@ from ctta_bench.stream import as_input, labels_of
 from ctta_bench.training.objectives import objective_of
 from ctta_bench.training.task import Task
 
-AT_ONCE = 500  # images a pass that needs no gradient
+IMAGES_PER_PASS = 500  # images a pass that needs no gradient
 
 
 class TrainingBatches:
@@ -24,7 +24,7 @@ class TrainingBatches:
         self.task, self.recipe, self.device = task, task.recipe, device
         self.objective = objective_of(task.train, task.num_classes, task.recipe)
         self.images = len(task.train.labels)
-        self.steps_an_epoch = math.ceil(self.images / task.recipe.batch_size)
+        self.steps_per_epoch = math.ceil(self.images / task.recipe.batch_size)
         self.generator = torch.Generator().manual_seed(task.seed)
         self.epoch_start = self.generator.get_state()
         self.soft_targets = self._soft_targets()
@@ -41,7 +41,7 @@ class TrainingBatches:
 
     def rest_of_epoch(self, step: int) -> list[Tensor]:
         """Numbers of the images of each step from `step` of the training to its epoch's end."""
-        done = step % self.steps_an_epoch
+        done = step % self.steps_per_epoch
         within = self.generator.get_state()
         if done == 0:
             self.epoch_start = within
@@ -75,8 +75,8 @@ class TrainingBatches:
         )
         teacher = teacher.to(self.device).eval()
         views: list[list[Tensor]] = [[], []]
-        for part in torch.arange(len(self.task.train.labels)).split(AT_ONCE):
-            images = as_input(self.task.train.load(part.numpy())).to(self.device)
+        for chunk in torch.arange(len(self.task.train.labels)).split(IMAGES_PER_PASS):
+            images = as_input(self.task.train.load(chunk.numpy())).to(self.device)
             for view, shown in zip(views, (images, images.flip(-1)), strict=True):
                 view.append(teacher(shown).softmax(-1).cpu())
         return torch.stack([torch.cat(view) for view in views])

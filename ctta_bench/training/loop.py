@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
 from ctta_bench.record.folder import atomic, check_writable
-from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.allocator import reuse_freed_memory
 from ctta_bench.run.checkpoint import DeferredInterrupt, Pace
 from ctta_bench.stream import MapSet
 from ctta_bench.training.batches import TrainingBatches
@@ -39,7 +39,7 @@ _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Unp
 
 
 @dataclass
-class Course:
+class TrainingProgress:
     """How far a training is: steps done, the running loss of the epoch, and what epochs gave."""
 
     step: int = 0
@@ -65,7 +65,7 @@ def train_source(
     """
     check_name(out)
     check_writable(out.parent)
-    keep_freed_memory()
+    reuse_freed_memory()
     lock = FileLock(out.with_name(f".{out.stem}.lock"))  # stays, as a run folder's does
     try:
         lock.acquire(timeout=0)
@@ -107,7 +107,7 @@ class Training:
             weight_decay=self.recipe.weight_decay,
             momentum=self.recipe.momentum,
         )
-        self.steps = self.batches.steps_an_epoch * self.recipe.epochs
+        self.steps = self.batches.steps_per_epoch * self.recipe.epochs
         self.warm_up = math.floor(self.steps * self.recipe.warmup + 1e-6)
         self.schedule = CosineLRScheduler(
             self.optimizer,
@@ -119,27 +119,27 @@ class Training:
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=self.recipe.precision == "float16" and device.type == "cuda"
         )
-        self.course = Course()
+        self.progress = TrainingProgress()
 
     def run(self, report: Report, pace: Pace) -> None:
         """Take the remaining steps; checkpoints at `pace`, and before an interrupt passes."""
         with DeferredInterrupt() as interrupt:
-            while self.course.step < self.steps:
-                for index in self.batches.rest_of_epoch(self.course.step):
+            while self.progress.step < self.steps:
+                for index in self.batches.rest_of_epoch(self.progress.step):
                     loss = self.step(index)
-                    self.course.step += 1
+                    self.progress.step += 1
                     facts = self._facts(loss)
                     if facts["ends_epoch"]:
                         facts |= self._end_epoch()
                     report(facts)
-                    if interrupt.asked or pace.due(self.course.step):
+                    if interrupt.signal_name or pace.due(self.progress.step):
                         self.save()
-                    if interrupt.asked and self.course.step < self.steps:
+                    if interrupt.signal_name and self.progress.step < self.steps:
                         raise KeyboardInterrupt
 
     def step(self, index: Tensor) -> float:
         """One update on the images of these numbers; returns the loss."""
-        done, rising = self.course.step, self.course.step < self.warm_up
+        done, rising = self.progress.step, self.progress.step < self.warm_up
         # The first step of a warm-up is not at rate 0, and the last one is at the full rate.
         self.schedule.step_update(done + 1 if rising else done)
         self.model.train()
@@ -157,7 +157,7 @@ class Training:
         value = float(loss.detach())
         if not math.isfinite(value):
             raise RunError(f"{self.file}: the loss is {value} at step {done}; lower the rate (lr).")
-        self.course.loss_sum += value * len(index)
+        self.progress.loss_sum += value * len(index)
         return value
 
     @torch.no_grad()
@@ -175,31 +175,31 @@ class Training:
             "recipe": self.recipe.model_dump(),
             "seed": self.task.seed,
             "measure": self.objective.measure,
-            "history": self.course.history,
+            "history": self.progress.history,
         }
 
     # -- epochs and checkpoints
 
     def _facts(self, loss: float) -> dict[str, Any]:
-        step = self.course.step
+        step = self.progress.step
         return {
             "step": step,
             "steps": self.steps,
-            "epoch": math.ceil(step / self.batches.steps_an_epoch),
+            "epoch": math.ceil(step / self.batches.steps_per_epoch),
             "epochs": self.recipe.epochs,
             "loss": loss,
             "lr": self.optimizer.param_groups[0]["lr"],
             "measure": self.objective.measure,
-            "ends_epoch": step % self.batches.steps_an_epoch == 0,
+            "ends_epoch": step % self.batches.steps_per_epoch == 0,
         }
 
     def _end_epoch(self) -> dict[str, float | None]:
         """Mean loss of the epoch and the measure on the test images, kept and returned."""
         tested = None if self.task.test is None else self.score(self.model)
-        loss = self.course.loss_sum / self.batches.images
+        loss = self.progress.loss_sum / self.batches.images
         found = {"loss": loss, self.objective.measure: tested}
-        self.course.history.append(found)
-        self.course.loss_sum = 0.0
+        self.progress.history.append(found)
+        self.progress.loss_sum = 0.0
         return found
 
     def identity(self) -> str:
@@ -221,7 +221,7 @@ class Training:
             "network": self.model.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "course": vars(self.course),
+            "course": vars(self.progress),
             "random": [torch.get_rng_state(), *self.batches.state, *cuda],
         }
         buffer = io.BytesIO()
@@ -254,7 +254,7 @@ class Training:
         self.model.network.load_state_dict(content["network"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.scaler.load_state_dict(content["scaler"])
-        self.course = Course(**content["course"])
+        self.progress = TrainingProgress(**content["course"])
         everywhere, now, epoch_start, *cuda = content["random"]
         torch.set_rng_state(everywhere)
         self.batches.state = [now, epoch_start]

@@ -64,9 +64,9 @@ class ClassObjective(Objective):
     def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
         """Accuracy."""
         hits, numbers = 0, torch.arange(len(images.labels))
-        for part in numbers.split(batch_size):
-            shown = as_input(images.load(part.numpy())).to(model.mean.device)
-            hits += int((model(shown).argmax(-1).cpu() == labels_of(images, part.numpy())).sum())
+        for chunk in numbers.split(batch_size):
+            shown = as_input(images.load(chunk.numpy())).to(model.mean.device)
+            hits += int((model(shown).argmax(-1).cpu() == labels_of(images, chunk.numpy())).sum())
         return 100 * hits / len(numbers)
 
 
@@ -104,8 +104,8 @@ class MapObjective(Objective):
         """Mean IoU over the classes that occur."""
         scorer, numbers = MiouScorer(self.num_classes), np.arange(len(images.labels))
         total = np.zeros((self.num_classes, self.num_classes + 1), np.int64)
-        for part in torch.from_numpy(numbers).split(batch_size):
-            shown = as_input(images.load(part.numpy())).to(model.mean.device)
-            found = scorer.score(model(shown), labels_of(images, part.numpy()))
+        for chunk in torch.from_numpy(numbers).split(batch_size):
+            shown = as_input(images.load(chunk.numpy())).to(model.mean.device)
+            found = scorer.score(model(shown), labels_of(images, chunk.numpy()))
             total += found["confusion"].sum(0, dtype=np.int64)
         return float(domain_metrics(total)["miou"] or 0.0)

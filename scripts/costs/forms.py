@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 
 from costs.rows import Row, at_most, judged
-from costs.steps import MEMORY, TO_TENT, adapted_bytes, random_scene
+from costs.steps import MEMORY, TO_TENT, adapted_bytes, random_workload
 from ctta_bench.measuring.memory import peak_bytes
-from ctta_bench.measuring.scene import Scene
-from ctta_bench.measuring.subjects import Steps
+from ctta_bench.measuring.subjects import MethodSteps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
+from ctta_bench.measuring.workload import Workload
 from ctta_bench.parts.adapters.injected import InjectedLinear
 
 # Method and form of its product; "auto", which takes the fastest, is held to the method's goal.
@@ -27,9 +27,9 @@ SUBJECTS = (
 )
 
 
-def in_form(scene: Scene, name: str, form: str) -> Steps:
+def in_form(workload: Workload, name: str, form: str) -> MethodSteps:
     """A method's steps; "chain" is one reflection after another on the weight."""
-    steps = Steps(scene, name)
+    steps = MethodSteps(workload, name)
     for layer in steps.method.model.modules():
         if isinstance(layer, InjectedLinear):
             layer.form = "weight" if form == "chain" else form  # type: ignore[assignment]
@@ -39,18 +39,18 @@ def in_form(scene: Scene, name: str, form: str) -> Steps:
     return steps
 
 
-def rows(scene: Scene, methods: list[str], forms: list[str], repeats: int) -> Iterator[Row]:
+def rows(workload: Workload, methods: list[str], forms: list[str], repeats: int) -> Iterator[Row]:
     """Time of a step, and memory beside what rests, over TENT's; one method at a time."""
-    tent = Steps(scene, "tent")
+    tent = MethodSteps(workload, "tent")
     tent.turn()
-    tent_peak = peak_bytes(tent.turn, scene.device)
+    tent_peak = peak_bytes(tent.turn, workload.device)
     for name, form in SUBJECTS:
         if name not in methods or form not in forms:
             continue
-        steps, is_held = in_form(scene, name, form), form == "auto"
+        steps, is_held = in_form(workload, name, form), form == "auto"
         works = {"subject": steps.turn, "tent": tent.turn}
-        times = take_turns(works, repeats, clock(scene.device))
-        peak = peak_bytes(steps.turn, scene.device)
+        times = take_turns(works, repeats, clock(workload.device))
+        peak = peak_bytes(steps.turn, workload.device)
         most = MEMORY + adapted_bytes(steps.method) / tent_peak
         named = f"{name} ({form})"
         yield Row(
@@ -78,6 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Measure and print; the exit code."""
     torch.set_num_threads(1)
-    scene = random_scene(chosen.model, chosen.batch_size, torch.device(chosen.device))
+    workload = random_workload(chosen.model, chosen.batch_size, torch.device(chosen.device))
     methods, forms = chosen.methods.split(","), chosen.forms.split(",")
-    return judged(rows(scene, methods, forms, chosen.repeats))
+    return judged(rows(workload, methods, forms, chosen.repeats))

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from costs.steps import random_scene
+from costs.steps import random_workload
 from ctta_bench.analysis.figure.canvas import Canvas
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
-from ctta_bench.measuring.scene import Scene, benchmark_of
-from ctta_bench.measuring.subjects import Steps
+from ctta_bench.measuring.subjects import MethodSteps
 from ctta_bench.measuring.timing import clock, ratios, take_turns
+from ctta_bench.measuring.workload import Workload, benchmark_of
 
 POINTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "batch": ("images a batch", [{"batch_size": n} for n in (1, 4, 16, 64)]),
@@ -42,15 +42,15 @@ class Row:
     megabytes: dict[str, float]
 
 
-def scene(
+def workload(
     batch_size: int = 4,
     model: str = "vit_small_patch16_224",
     input_size: tuple[int, int] | None = None,
     rank: int = 12,
-) -> Scene:
+) -> Workload:
     """Random images and weights."""
     ranks = {name: {"rank": rank} for name in RANKED}
-    return random_scene(model, batch_size, torch.device("cpu"), ranks, input_size)
+    return random_workload(model, batch_size, torch.device("cpu"), ranks, input_size)
 
 
 def sweep(
@@ -58,7 +58,7 @@ def sweep(
 ) -> Iterator[Row]:
     """A row a point."""
     steps = {
-        (number, name): Steps(scene(**point), name)
+        (number, name): MethodSteps(workload(**point), name)
         for number, point in enumerate(points)
         for name in methods
     }
@@ -82,7 +82,7 @@ def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Itera
     Each round takes turns with a first one of a method that was reset, so that a machine's drift is
     in both.
     """
-    fashion = Scene(
+    fashion = Workload(
         benchmark_of("fashion_c", {"batch_size": 16}, None),
         "fashion_vit",
         torch.device("cpu"),
@@ -90,14 +90,17 @@ def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Itera
         random=True,
     )
     for name in methods:
-        yield [name, *rounds_of(Steps(fashion, name), Steps(fashion, name), rounds, batches)]
+        yield [
+            name,
+            *rounds_of(MethodSteps(fashion, name), MethodSteps(fashion, name), rounds, batches),
+        ]
 
 
-def rounds_of(going: Steps, first: Steps, rounds: int, batches: int) -> list[str]:
+def rounds_of(going: MethodSteps, first: MethodSteps, rounds: int, batches: int) -> list[str]:
     """The row of a method without its name; `first` is reset before each of its rounds."""
     held: list[int] = []
 
-    def a_round(steps: Steps) -> None:
+    def a_round(steps: MethodSteps) -> None:
         for _ in range(batches):
             steps.turn()
 

@@ -27,7 +27,7 @@ LIMITS = {"expand": (None, 4.0), "plan": (None, 4.0), "status": (5.0, 4.0), "col
 START_GB = 1.5  # libraries, whatever the number of cells
 
 
-def lay(cells: int, runs: Path) -> None:
+def write_cells(cells: int, runs: Path) -> None:
     """Synthetic run folders, nine in ten of them done."""
     from ctta_bench.config.cell import CellRequest, resolve
     from ctta_bench.record.folder import RunFolder
@@ -100,9 +100,9 @@ def status(cells: int, runs: Path) -> None:
     """`ctta-bench status`."""
     from ctta_bench.cli import app
 
-    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
         app(["status", str(runs)])
-    assert f"{cells - cells // 10} done" in told.getvalue()
+    assert f"{cells - cells // 10} done" in output.getvalue()
 
 
 def collect(cells: int, runs: Path) -> None:
@@ -115,19 +115,19 @@ def collect(cells: int, runs: Path) -> None:
 
 def measured(work: Callable[[int, Path], None], cells: int, runs: Path) -> tuple[float, ...]:
     """Seconds of the processor and of the clock, and GB of memory, of a step in its own process."""
-    told: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    results: Any = multiprocessing.get_context("spawn").SimpleQueue()
     process = multiprocessing.get_context("spawn").Process(
-        target=_measure, args=(work.__name__, cells, runs, told)
+        target=_measure, args=(work.__name__, cells, runs, results)
     )
     process.start()
     process.join()
     if process.exitcode:
         raise SystemExit(f"{work.__name__}: ended with exit code {process.exitcode}")
-    found: tuple[float, ...] = told.get()
+    found: tuple[float, ...] = results.get()
     return found
 
 
-def _measure(name: str, cells: int, runs: Path, told: Any) -> None:
+def _measure(name: str, cells: int, runs: Path, results: Any) -> None:
     began = time.monotonic()
     globals()[name](cells, runs)
     wall = time.monotonic() - began
@@ -137,7 +137,7 @@ def _measure(name: str, cells: int, runs: Path, told: Any) -> None:
     spent = own.ru_utime + own.ru_stime
     children = others.ru_utime + others.ru_stime
     cores = len(os.sched_getaffinity(0)) if children > spent / 4 else 1
-    told.put(((spent + children) / cores, wall, (own.ru_maxrss + others.ru_maxrss) / 2**20))
+    results.put(((spent + children) / cores, wall, (own.ru_maxrss + others.ru_maxrss) / 2**20))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def run(chosen: argparse.Namespace) -> int:
     cells, late = chosen.cells, False
     with tempfile.TemporaryDirectory() as place:
         runs = Path(place) / "many"
-        measured(lay, cells, runs)
+        measured(write_cells, cells, runs)
         print(f"{cells:,} cells, nine in ten done   processor s   clock s   memory GB")
         for work in (globals()[name] for name in chosen.steps):
             seconds, wall, memory = measured(work, cells, runs)

@@ -21,9 +21,9 @@ from costs.rows import Row, at_least, at_most, judged
 from ctta_bench.api import load_benchmark, load_method, load_model
 from ctta_bench.measuring.costs import bounds_of
 from ctta_bench.measuring.memory import peak_bytes, resting_bytes
-from ctta_bench.measuring.scene import Scene, benchmark_of
-from ctta_bench.measuring.subjects import Plain, Steps
+from ctta_bench.measuring.subjects import MethodSteps, PlainModel
 from ctta_bench.measuring.timing import clock, ratios, take_turns
+from ctta_bench.measuring.workload import Workload, benchmark_of
 from ctta_bench.method import Method
 from ctta_bench.method.updates import ema_update
 from ctta_bench.model import SourceModel
@@ -90,7 +90,7 @@ def engine_rows(model: str, batch_size: int, device: torch.device) -> Iterator[R
     yield Row(
         "source: bare loop / engine, fashion_vit", engine_ratio(source, stream, 9), at_least(0.9)
     )
-    large = random_scene(model, batch_size, device).model()
+    large = random_workload(model, batch_size, device).model()
     size = large.preprocessing.size
     images = np.random.default_rng(0).integers(0, 256, (2 * batch_size, 3, *size), np.uint8)
     domain = Domain("random", ArrayImages(images, np.zeros(len(images), np.int64)))
@@ -123,32 +123,34 @@ def method_rows(
     model: str, batch_size: int, device: torch.device, only: set[str], repeats: int
 ) -> Iterator[Row]:
     """Times of steps over their bounds and over TENT, shares of a step, and memory."""
-    scene = random_scene(model, batch_size, device)
+    workload = random_workload(model, batch_size, device)
     wanted = [n for n in (*NORMS, *ADAPTERS) if not only or n in only]
     if wanted:
-        yield from _group(scene, list(dict.fromkeys(["tent", *wanted])), repeats)
+        yield from _group(workload, list(dict.fromkeys(["tent", *wanted])), repeats)
     for name in TEACHERS:
         if not only or name in only:
-            yield from _group(scene, [name], max(3, repeats - 2))
+            yield from _group(workload, [name], max(3, repeats - 2))
 
 
-def _group(scene: Scene, names: Sequence[str], repeats: int) -> Iterator[Row]:
-    plain = Plain(scene)
-    steps = {name: Steps(scene, name) for name in names}
+def _group(workload: Workload, names: Sequence[str], repeats: int) -> Iterator[Row]:
+    plain = PlainModel(workload)
+    steps = {name: MethodSteps(workload, name) for name in names}
     shared = plain.shared_with(steps[names[0]].method)
     for of_method in steps.values():
         of_method.turn()
-    peaks = {name: peak_bytes(s.turn, scene.device) for name, s in steps.items()}
+    peaks = {name: peak_bytes(s.turn, workload.device) for name, s in steps.items()}
     backward = partial(plain.backward, shared)
     backward()
-    needed = peak_bytes(backward, scene.device)
+    needed = peak_bytes(backward, workload.device)
     works: dict[str, Work] = {"forward": plain.forward, "backward": backward}
-    works |= {name: s.turn for name, s in steps.items()} | _parts(scene, steps)
+    works |= {name: s.turn for name, s in steps.items()} | _parts(workload, steps)
     plain.forward()
-    times = take_turns(works, repeats, clock(scene.device), warm=0)  # all have had their first turn
+    times = take_turns(
+        works, repeats, clock(workload.device), warm=0
+    )  # all have had their first turn
     for name, of_method in steps.items():
         if name in TO_BOUND:
-            bounds = bounds_of(times, of_method.passes[-repeats:], scene.batch_size)
+            bounds = bounds_of(times, of_method.passes[-repeats:], workload.batch_size)
             to_bound = ratios(times[name], bounds)
             yield Row(f"{name}: step / bound", to_bound, at_most(TO_BOUND[name]))
         if name in TO_TENT:
@@ -161,13 +163,13 @@ def _group(scene: Scene, names: Sequence[str], repeats: int) -> Iterator[Row]:
         yield Row(f"{name}: memory / necessary", [memory], at_most(MEMORY))
 
 
-def _parts(scene: Scene, steps: dict[str, Steps]) -> dict[str, Work]:
+def _parts(workload: Workload, steps: dict[str, MethodSteps]) -> dict[str, Work]:
     """Parts of the steps of methods with a teacher, on their own."""
     found: dict[str, Work] = {}
     for name, of_method in steps.items():
         method: Any = of_method.method
         if name in TEACHERS:
-            found["view"] = partial(random_view, scene.batches[0])
+            found["view"] = partial(random_view, workload.batches[0])
             found["teacher"] = partial(_teach, method)
     return found
 
@@ -179,7 +181,7 @@ def _teach(method: Any) -> None:
         method.stochastic_restore()
 
 
-def _shares(name: str, steps: Steps, times: dict[str, list[float]]) -> Iterator[Row]:
+def _shares(name: str, steps: MethodSteps, times: dict[str, list[float]]) -> Iterator[Row]:
     views = steps.method.hp.views if "views" in steps.method.hp.record() else 1
     view = [views * t for t in times["view"]]
     yield Row(f"{name}: augmentation / step", ratios(view, times[name]), at_most(AUGMENTATION))
@@ -187,7 +189,7 @@ def _shares(name: str, steps: Steps, times: dict[str, list[float]]) -> Iterator[
     yield Row(f"{name}: teacher, restore / step", teaching, at_most(TEACHING))
 
 
-def _memory(steps: Steps, peak: int, plain_peak: int) -> float:
+def _memory(steps: MethodSteps, peak: int, plain_peak: int) -> float:
     """What a method holds at most over what it must hold.
 
     That is the networks with what is kept of them, the optimiser's moments, a copy of what learns
@@ -207,16 +209,16 @@ def adapted_bytes(method: Method) -> int:
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
 
 
-def random_scene(
+def random_workload(
     model: str,
     batch_size: int,
     device: torch.device,
     overrides: Mapping[str, Mapping[str, Any]] = FEW_VIEWS,
     input_size: tuple[int, int] | None = None,
-) -> Scene:
+) -> Workload:
     """Random images and weights for a model of timm."""
     benchmark = benchmark_of("imagenet_c", {"batch_size": batch_size}, None)
-    return Scene(
+    return Workload(
         benchmark,
         f"timm:{model}",
         device,

@@ -18,7 +18,7 @@ import pytest
 from ctta_bench.config.experiment import expand, load_experiment
 from ctta_bench.errors import ConfigError
 from ctta_bench.launch.begin import select
-from ctta_bench.launch.local import share_out
+from ctta_bench.launch.local import divide_resources
 from ctta_bench.launch.steps import schedule
 from tests.launches import (
     PLUGINS,
@@ -131,7 +131,7 @@ def test_workers_share_what_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    share = share_out(jobs, cells_per_gpu, device, steps=100)
+    share = divide_resources(jobs, cells_per_gpu, device, steps=100)
     assert (share.jobs, share.devices) == expected
 
 
@@ -140,14 +140,14 @@ def test_more_jobs_than_places_are_refused_with_the_way_out(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     with pytest.raises(ConfigError, match="--cells-per-gpu 3"):
-        share_out(5, 1, None, steps=100)
-    assert share_out(5, 1, None, steps=2).jobs == 2
+        divide_resources(5, 1, None, steps=100)
+    assert divide_resources(5, 1, None, steps=2).jobs == 2
 
 
 def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctta_bench.launch.local.usable_cores", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert [share_out(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
+    assert [divide_resources(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
 
 
 @pytest.fixture

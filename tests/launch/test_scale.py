@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ctta_bench.config.experiment import Experiment, expand
-from ctta_bench.launch.status import board
+from ctta_bench.launch.status import folder_status
 from ctta_bench.launch.steps import arrays, in_order, pack, schedule, wave_of
 from ctta_bench.record.schema import identity
 from tests.launch.conftest import CELL, LINE, RESULT
@@ -42,8 +42,8 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def test_a_thousand_cells_are_on_the_board_in_a_second(tmp_path: Path) -> None:
     lay(tmp_path / "trial", 1000)
-    assert len(board(tmp_path / "trial").lines) == 1000
-    assert seconds(lambda: board(tmp_path / "trial")) < 1
+    assert len(folder_status(tmp_path / "trial").cells) == 1000
+    assert seconds(lambda: folder_status(tmp_path / "trial")) < 1
 
 
 @pytest.mark.usefixtures("toy")

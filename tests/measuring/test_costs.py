@@ -7,20 +7,20 @@ import torch
 
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.measuring.costs import MethodCost, bounds_of, flops, measure, record
-from ctta_bench.measuring.scene import Scene, benchmark_of, sorted_overrides
-from ctta_bench.measuring.subjects import Plain, Steps
+from ctta_bench.measuring.subjects import MethodSteps, PlainModel
+from ctta_bench.measuring.workload import Workload, benchmark_of, overrides_by_owner
 
 pytestmark = pytest.mark.usefixtures("toy")
 CPU = torch.device("cpu")
 
 
-def scene(**changes) -> Scene:
+def workload(**changes) -> Workload:
     values = {"model_name": "toy_vit", "device": CPU, "precision": "float32"} | changes
-    return Scene(benchmark_of("toy", {"batch_size": 8}, None), **values)
+    return Workload(benchmark_of("toy", {"batch_size": 8}, None), **values)
 
 
 def costs(*methods: str, **changes) -> dict[str, MethodCost]:
-    found = measure(scene(**changes), methods, repeats=2)
+    found = measure(workload(**changes), methods, repeats=2)
     return {cost.method: cost for cost in found}
 
 
@@ -47,10 +47,10 @@ def test_passes_parameters_and_state_are_those_of_the_methods() -> None:
 
 def test_nothing_is_computed_for_frozen_weights() -> None:
     """A step of TENT has the products of a forward pass, and those that carry the gradient back."""
-    steps = Steps(scene(), "tent")
+    steps = MethodSteps(workload(), "tent")
     model = steps.method.model
     learning = list(steps.method.trainable.values())
-    images = steps.scene.batches[0]
+    images = steps.workload.batches[0]
     forward = flops(lambda: model(images))
 
     def to_inputs() -> None:
@@ -75,8 +75,8 @@ def test_the_bound_of_each_turn_is_of_its_own_passes() -> None:
 
 
 def test_a_method_that_adapts_others_alone_is_held_against_the_gradient_of_the_norms() -> None:
-    where = scene()
-    plain = Plain(where)
+    where = workload()
+    plain = PlainModel(where)
 
     assert plain.shared_with(where.method("paid")) == plain.norms
     assert plain.shared_with(where.method("tent")) == plain.norms
@@ -84,7 +84,9 @@ def test_a_method_that_adapts_others_alone_is_held_against_the_gradient_of_the_n
 
 
 def test_a_turn_lasts_from_update_to_update() -> None:
-    steps = Steps(scene(overrides={"rotta": {"update_every": 16, "memory_size": 16}}), "rotta")
+    steps = MethodSteps(
+        workload(overrides={"rotta": {"update_every": 16, "memory_size": 16}}), "rotta"
+    )
     steps.turn()
     steps.turn()
 
@@ -95,22 +97,22 @@ def test_a_turn_lasts_from_update_to_update() -> None:
 
 
 def test_a_method_that_cannot_serve_the_model_says_why() -> None:
-    ((name, why),) = measure(scene(), ["norm"], repeats=1)
+    ((name, why),) = measure(workload(), ["norm"], repeats=1)
 
     assert name == "norm"
     assert "BatchNorm" in why
 
 
-def test_a_random_scene_reads_nothing_and_lets_every_image_take_part() -> None:
-    where = scene(random=True)
+def test_a_random_workload_reads_nothing_and_lets_every_image_take_part() -> None:
+    where = workload(random=True)
     ((sar,)) = measure(where, ["sar"], repeats=1)
 
     assert (sar.forward_per_image, sar.backward_per_image) == (2, 2)
     assert record(where, [sar], {}, 1)["model"]["sha256"] is None
 
 
-def test_random_scenes_of_one_seed_are_alike() -> None:
-    first, second = scene(random=True), scene(random=True)
+def test_random_workloads_of_one_seed_are_alike() -> None:
+    first, second = workload(random=True), workload(random=True)
 
     assert all(map(torch.equal, first.batches, second.batches))
     assert first.model().sha256() == second.model().sha256()
@@ -119,7 +121,7 @@ def test_random_scenes_of_one_seed_are_alike() -> None:
 def test_a_record_is_plain_values() -> None:
     import json
 
-    where = scene()
+    where = workload()
     (source,) = measure(where, ["source"], repeats=1)
     made = record(where, [source], {"norm": "why"}, 1)
 
@@ -133,7 +135,7 @@ def test_a_record_is_plain_values() -> None:
 def test_overrides_go_to_the_methods_that_have_them() -> None:
     values = {"benchmark.batch_size": 4, "lr": 0.1, "sar.rho": 0.2}
 
-    settings, by_method = sorted_overrides(values, ["source", "tent", "sar"])
+    settings, by_method = overrides_by_owner(values, ["source", "tent", "sar"])
 
     assert settings == {"batch_size": 4}
     assert by_method == {"source": {}, "tent": {"lr": 0.1}, "sar": {"lr": 0.1, "rho": 0.2}}
@@ -142,10 +144,12 @@ def test_overrides_go_to_the_methods_that_have_them() -> None:
 @pytest.mark.parametrize("key", ["rank", "tent.rank"])
 def test_an_override_of_nobody_is_told(key: str) -> None:
     with pytest.raises(ConfigError, match="rank"):
-        _, by_method = sorted_overrides({key: 3}, ["source"])
-        scene(overrides=by_method)
+        _, by_method = overrides_by_owner({key: 3}, ["source"])
+        workload(overrides=by_method)
 
 
 def test_data_that_is_missing_points_to_random_images(tmp_path) -> None:
     with pytest.raises(DataError, match="--random"):
-        Scene(benchmark_of("imagenet_c", {}, tmp_path), "timm:vit_tiny_patch16_224", CPU, "float32")
+        Workload(
+            benchmark_of("imagenet_c", {}, tmp_path), "timm:vit_tiny_patch16_224", CPU, "float32"
+        )

@@ -12,15 +12,15 @@ from ctta_bench.launch.scheduler import cancel, job_states
 
 
 @dataclass
-class Ended:
-    """How many jobs and processes were ended, and what could not be asked."""
+class Cancelled:
+    """How many jobs and processes were cancelled, and what could not be asked."""
 
     jobs: int = 0
     processes: int = 0
-    troubles: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
-def cancel_launches(directory: Path) -> Ended:
+def cancel_launches(directory: Path) -> Cancelled:
     """Cancel every launch of a folder, and of the experiments in it.
 
     Workers end after a checkpoint, and no job is queued again. Raises RunError for a folder that
@@ -30,17 +30,17 @@ def cancel_launches(directory: Path) -> Ended:
         raise RunError(f"{directory}: no such folder of runs.")
     places = [directory, *(file.parent for file in sorted(directory.glob(f"*/{FOLDER}")))]
     found = [launch for place in places for launch in launches(place)]
-    ended = Ended()
+    cancelled = Cancelled()
     for launch in found:
         launch.cancel()  # before any signal: a worker that gets one looks for this mark
-        ended.processes += signal_workers(launch, signal.SIGTERM) if not launch.jobs() else 0
+        cancelled.processes += signal_workers(launch, signal.SIGTERM) if not launch.jobs() else 0
     jobs = {job for launch in found for job in launch.jobs()}
     if jobs:
-        states, ended.troubles = job_states(jobs)
+        states, cancelled.problems = job_states(jobs)
         active = [job for job, state in states.items() if state.state in ACTIVE]
         try:
             cancel(active)
-            ended.jobs = len(active)
+            cancelled.jobs = len(active)
         except RunError as error:
-            ended.troubles.append(str(error))
-    return ended
+            cancelled.problems.append(str(error))
+    return cancelled

@@ -19,7 +19,7 @@ import pytest
 
 from ctta_bench.launch import status as module
 from ctta_bench.launch.plan import Launch
-from ctta_bench.launch.status import board, counts
+from ctta_bench.launch.status import counts, folder_status
 from tests.launch.conftest import LINE, RESULT, Make
 from tests.launches import call
 
@@ -60,7 +60,7 @@ def launched(directory: Path, *cells: str, executor: str = "slurm", **facts: Any
 
 
 def state(directory: Path, cell: str = "tent-a") -> tuple[str, str]:
-    (line,) = (line for line in board(directory).lines if line.cell == cell)
+    (line,) = (line for line in folder_status(directory).cells if line.cell == cell)
     return line.state, line.reason
 
 
@@ -178,7 +178,7 @@ def test_a_failure_is_shown_with_its_first_line_and_the_log(
     make("tent-a", 4, failed__json={"reason": "no memory"})
     launch = launched(tmp_path / "trial", "tent-a")
     slurm("", "7_0|COMPLETED")
-    (line,) = board(tmp_path / "trial").lines
+    (line,) = folder_status(tmp_path / "trial").cells
     assert (line.state, line.reason) == ("failed", "no memory")
     assert line.log == str(launch.log(0))
 
@@ -188,13 +188,13 @@ def test_attempts_and_the_last_signal_are_told_of_cells_that_are_done_too(
 ) -> None:
     before = [{"outcome": "interrupted", "signal": "SIGUSR2"}, {"outcome": "lost"}]
     make("tent-a", 10, result__json=RESULT, attempts__json=before)
-    (line,) = board(tmp_path / "trial").lines
+    (line,) = folder_status(tmp_path / "trial").cells
     assert (line.state, line.attempt, line.signal) == ("done", 3, "SIGUSR2")
 
 
 def test_a_running_cell_has_the_time_that_is_left(make: Make, tmp_path: Path) -> None:
     make("tent-a", 4, **{"cell__lock__json": {"host": "node", "heartbeat": time.time()}})
-    (line,) = board(tmp_path / "trial").lines
+    (line,) = folder_status(tmp_path / "trial").cells
     assert (line.state, line.eta_seconds) == ("running", 3.0)  # six batches of half a second
 
 
@@ -226,16 +226,16 @@ def test_a_scheduler_that_does_not_answer_is_said_and_stops_nothing(
     make("tent-a")
     launched(tmp_path / "trial", "tent-a")
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm is away' >&2\nexit 1\n")
-    found = board(tmp_path / "trial")
-    assert found.lines[0].state == "missing"
-    assert found.troubles == ["squeue: slurm is away"]
+    found = folder_status(tmp_path / "trial")
+    assert found.cells[0].state == "missing"
+    assert found.problems == ["squeue: slurm is away"]
 
 
 def test_experiments_are_counted_apart(make: Make, tmp_path: Path) -> None:
     make("tent-a", 10, result__json=RESULT)
     make("tent-b")
     make("tent-c", experiment="second")
-    assert counts(board(tmp_path).lines) == {
+    assert counts(folder_status(tmp_path).cells) == {
         "second": {"missing": 1},
         "trial": {"missing": 1, "done": 1},
     }
@@ -335,4 +335,4 @@ def test_nothing_of_a_run_folder_is_unpickled(
     (launch.folder / "submitit" / "7_0_0_result.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     monkeypatch.setattr(pickle, "load", refuse)
     monkeypatch.setattr(pickle, "loads", refuse)
-    assert len(board(tmp_path / "trial").lines) == 1
+    assert len(folder_status(tmp_path / "trial").cells) == 1

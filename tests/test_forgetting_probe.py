@@ -15,7 +15,7 @@ from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.open import open_cell
 from ctta_bench.run.options import RunOptions
-from ctta_bench.run.probe import SourceProbe
+from ctta_bench.run.probe import ForgettingProbe
 from tests.launches import recorded
 from tests.methods import NETWORKS
 from tests.test_engine import CLASSIFYING, StopAfter
@@ -48,7 +48,7 @@ def test_a_probe_leaves_every_method_as_it_was(name: str) -> None:
     method.start(opened.source(method))
     method(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
     before, passes = bits(method.state_dict()), method.passes.forward_images
-    probe, progress = SourceProbe(opened, method, 6), Progress()
+    probe, progress = ForgettingProbe(opened, method, 6), Progress()
     probe.domain_ended(progress)
     assert bits(method.state_dict()) == before
     assert method.passes.forward_images == passes
@@ -66,7 +66,7 @@ def test_a_method_that_is_moved_by_predicting_is_set_back(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(method), "predict", predict)
     method.start()
-    SourceProbe(opened, method, 6).domain_ended(Progress())
+    ForgettingProbe(opened, method, 6).domain_ended(Progress())
     assert method.seen == 0  # type: ignore[attr-defined]
 
 

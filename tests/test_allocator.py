@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from ctta_bench.run.allocator import keep_freed_memory
+from ctta_bench.run.allocator import reuse_freed_memory
 
 # Pages that the system had to clear for the last of some steps with activations of 67 MB.
 COUNT = """
 import resource, torch
-from ctta_bench.run.allocator import keep_freed_memory
-kept = keep_freed_memory()
+from ctta_bench.run.allocator import reuse_freed_memory
+kept = reuse_freed_memory()
 torch.set_num_threads(1)
 layers = [torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64)]
 network, images = torch.nn.Sequential(*layers), torch.rand(8192, 64)
@@ -45,4 +45,4 @@ def test_large_blocks_are_not_cleared_again_unless_the_user_says_how_memory_is_h
 
 def test_elsewhere_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert keep_freed_memory.__wrapped__() is False
+    assert reuse_freed_memory.__wrapped__() is False

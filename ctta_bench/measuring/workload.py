@@ -38,7 +38,7 @@ SELECTING = {"margin", "max_similarity", "max_entropy", "min_drop", "similarity"
 
 
 @dataclass
-class Scene:
+class Workload:
     """Images in batches float [n, 3, H, W], and models and methods for them, all alike.
 
     `random`: weights and images are random, in the place of those that would be read. `overrides`
@@ -181,12 +181,12 @@ def benchmark_of(name: str, settings: Mapping[str, Any], root: Path | None) -> B
     return benchmark
 
 
-def serving_methods(task: str) -> list[str]:
+def methods_for_task(task: str) -> list[str]:
     """All methods that are defined for a task."""
     return [n for n in METHODS.names() if task in METHODS.get(n).tasks]
 
 
-def sorted_overrides(
+def overrides_by_owner(
     assignments: Mapping[str, Any], methods: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Values of `--set` by their owner: settings of the benchmark, hyper-parameters by method.
