@@ -105,7 +105,7 @@ RENAMED_MODULES: Mapping[str, str] = {
     "datasets.roots": "datasets.io.roots",
     "datasets.self_made": "datasets.making.self_made",
     "datasets.shards": "datasets.making.shards",
-    "datasets.sources": "datasets.fetching.sources",
+    "datasets.sources": "datasets.fetching.origins",
     "datasets.street_classes": "datasets.io.street_classes",
     "datasets.street_files": "datasets.io.street_files",
     "datasets.streets_scene": "datasets.streets.scene",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_serializer, field_validator
 
-from ctta_bench.datasets.fetching.sources import by_hand_sentence
+from ctta_bench.datasets.fetching.origins import by_hand_sentence
 from ctta_bench.datasets.io.decoding import subfolders
 from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.datasets.io.street_classes import CLASSES

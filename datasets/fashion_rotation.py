@@ -35,7 +35,7 @@ class FashionRotation(Benchmark):
     domain_display_names = {"rotation": "Rotation"}
     num_classes = TURNS
     default_model = "fashion_vit"
-    other_labels = True
+    different_label_set = True
 
     def domain_names(self) -> tuple[str, ...]:
         """The one domain."""

@@ -66,7 +66,7 @@ class Streets:
         return weather(scene, np.random.default_rng((SETS[self.name], number, 1)))
 
 
-class KeptStreets(Streets):
+class CachedStreets(Streets):
     """Scenes that are made once and then kept (0.13 MB each), with label maps of the images' size.
 
     For training, which sees them epoch by epoch.
@@ -151,4 +151,4 @@ class StreetsACDC(Benchmark):
         """3,000 clear scenes, with labels of the images' size, and the clean ones to test on."""
         if folder is not None:
             raise DataError(f"{self.name}: its scenes are made, not read: leave --train-data out.")
-        return KeptStreets("train", TRAINING_IMAGES), self.domain(CLEAN)
+        return CachedStreets("train", TRAINING_IMAGES), self.domain(CLEAN)

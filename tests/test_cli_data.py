@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
-from ctta_bench.datasets.fetching import sources
+from ctta_bench.datasets.fetching import origins
 from ctta_bench.datasets.rehearsal import benchmarks as rehearsal
 from tests.datasets.local_server import Behaviour, local_server
 
@@ -36,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
-    """A host that has a tiny CIFAR-10-C.tar, and a table of sources that knows it."""
+    """A host that has a tiny CIFAR-10-C.tar, and a table of origins that knows it."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name in ("fog", "labels"):
@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with local_server() as behaviour:
         behaviour.files["CIFAR-10-C.tar"] = content
-        true = sources.find_source("cifar10_c")
+        true = origins.find_origin("cifar10_c")
         facts = {
             "url": f"{behaviour.url}/CIFAR-10-C.tar?download=1",
             "bytes": len(content),
@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
                 "md5": {"CIFAR-10-C/fog.npy": hashlib.md5(b"abc").hexdigest()},
             }
         )
-        monkeypatch.setitem(sources.sources(), "cifar10_c", tiny)
+        monkeypatch.setitem(origins.origins(), "cifar10_c", tiny)
         yield behaviour
 
 

@@ -19,7 +19,7 @@ from ctta_bench.stream.settings import SETTINGS, CorruptionSettings
 
 SIZES = (60, 40, 53)
 LABELS = [np.random.default_rng(d).integers(0, 4, n) for d, n in enumerate(SIZES)]
-ONCE = [name for name, s in SETTINGS.items() if not s.walk and s.labels != "shift"]
+ONCE = [name for name, s in SETTINGS.items() if not s.severity_schedule and s.labels != "shift"]
 
 
 def settings(setting: str = "continual", **changes: Any) -> CorruptionSettings:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ctta_bench.cli import app
 from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError
-from ctta_bench.stream import settings
-from ctta_bench.stream.settings import SETTINGS, CorruptionSettings, StreamSettings
+from ctta_bench.stream import Benchmark, settings
+from ctta_bench.stream.settings import SETTINGS, CorruptionSettings, Setting, StreamSettings
 from tests.conftest import TOY
 
 
@@ -33,7 +33,8 @@ def test_a_plug_in_adds_a_setting_with_one_entry(
     plugin = tmp_path / "reset_ptta.py"
     plugin.write_text(
         "from ctta_bench.stream import settings\n"
-        "settings.SETTINGS['reset_cdc'] = settings.Setting('cdc, with resets', 'own', 'deal',\n"
+        "settings.SETTINGS['reset_cdc'] = settings.Setting(\n"
+        "    'cdc, with resets', 'own', 'interleave',\n"
         "    resets=True, parameters={'delta': 0.5, 'slots': 2})\n"
     )
     plugins = ("--plugin", str(plugin), "--plugin", str(TOY))
@@ -49,6 +50,21 @@ def test_a_plug_in_adds_a_setting_with_one_entry(
     unused = r"slots is not used in setting smooth, but in ptta, cdc, reset_cdc"
     with pytest.raises(ConfigError, match=unused):
         made(setting="smooth", slots=2)
+
+
+def test_the_names_of_the_last_release_still_work_with_one_warning_each() -> None:
+    with pytest.warns(FutureWarning, match=r"join='deal'\) is join='interleave' since") as warned:
+        assert Setting("d", "s", "deal").join == "interleave"  # type: ignore[arg-type]
+    assert len(warned) == 1
+    renamed = r"Setting\(walk='rise'\) is severity_schedule='rising' since"
+    with pytest.warns(FutureWarning, match=renamed):
+        assert Setting("d", "s", walk="rise").severity_schedule == "rising"
+    with pytest.warns(FutureWarning, match=r"Quarter.other_labels is different_label_set since"):
+
+        class Quarter(Benchmark):
+            other_labels = True
+
+    assert Quarter.different_label_set
 
 
 def test_the_record_of_a_plain_setting_has_only_the_keys_of_earlier_releases() -> None:
@@ -100,13 +116,13 @@ def test_gradual_is_refused_where_there_are_no_severities() -> None:
 
 
 def test_the_walk_of_gradual_turns_at_the_severity() -> None:
-    assert made(setting="gradual", severity=3).walk(0) == (1, 2, 3, 2, 1)
-    assert made(setting="gradual", severity=1).walk(4) == (1,)
-    assert made(setting="gradual", severities=(2, 4)).walk(1) == (2, 4)
-    assert made(severity=3).walk(0) == (0,)
+    assert made(setting="gradual", severity=3).severities_at(0) == (1, 2, 3, 2, 1)
+    assert made(setting="gradual", severity=1).severities_at(4) == (1,)
+    assert made(setting="gradual", severities=(2, 4)).severities_at(1) == (2, 4)
+    assert made(severity=3).severities_at(0) == (0,)
 
 
 def test_cotta_s_first_domain_falls_from_the_highest_severity() -> None:
     falling = made(setting="gradual_cotta")
-    assert falling.walk(0) == (5, 4, 3, 2, 1)
-    assert falling.walk(1) == falling.walk(14) == (1, 2, 3, 4, 5, 4, 3, 2, 1)
+    assert falling.severities_at(0) == (5, 4, 3, 2, 1)
+    assert falling.severities_at(1) == falling.severities_at(14) == (1, 2, 3, 4, 5, 4, 3, 2, 1)

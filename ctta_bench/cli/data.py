@@ -63,14 +63,14 @@ def data_download(
     from ctta_bench.datasets.fetching.fetch import Remote
     from ctta_bench.datasets.fetching.known import embedded_or_own
     from ctta_bench.datasets.fetching.obtain import obtain
-    from ctta_bench.datasets.fetching.sources import by_hand_sentence, find_source
+    from ctta_bench.datasets.fetching.origins import by_hand_sentence, find_origin
     from ctta_bench.datasets.io.roots import data_root as resolve
 
     root = resolve(data_root)
     if (sentence := embedded_or_own(benchmark)) is not None:
         typer.echo(sentence)
         return
-    source = find_source(benchmark)
+    source = find_origin(benchmark)
     if source.by_hand is not None:
         raise DataError(by_hand_sentence(benchmark, root))
     for archive in source.chosen(tuple(part or ())):
@@ -130,7 +130,7 @@ def data_make(
     from ctta_bench.cli.progress import StepBar
     from ctta_bench.datasets.io.roots import data_root as resolve
     from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
-    from ctta_bench.datasets.making.self_made import Wish, make_benchmark
+    from ctta_bench.datasets.making.self_made import MakeOptions, make_benchmark
     from ctta_bench.datasets.rehearsal.benchmarks import IMAGES, rehearse
     from ctta_bench.datasets.rehearsal.model import write_rehearsal_model
 
@@ -164,10 +164,10 @@ def data_make(
         raise ConfigError("--images, --with-model: are for rehearsals (--layout) alone.")
     assert benchmark is not None
     names = tuple(corruption or CORRUPTIONS) + (HOLD_OUT if hold_out else ())
-    wish = Wish(source, names, tuple(severity or ()), parameters, size, seed)
+    options = MakeOptions(source, names, tuple(severity or ()), parameters, size, seed)
     with StepBar(quiet=quiet) as bar:
         folder, made = make_benchmark(
-            benchmark, root, wish, workers=processes, report=bar.counted("corrupting images")
+            benchmark, root, options, workers=processes, report=bar.counted("corrupting images")
         )
     what = f"made {len(made)} parts" if made else "all was there"
     typer.echo(f"{folder}: {what}")

@@ -61,7 +61,7 @@ def data_check(
     if workers is None:
         workers = default_workers(checked.decodes, usable_cores())
     problems = checked.problems()
-    parts = _survey(checked, problems, decode, workers)
+    parts = _availability(checked, problems, decode, workers)
     problems = problems or [f"{part.name}: {part.problem}" for part in parts if part.problem]
     if as_json:
         from dataclasses import asdict
@@ -75,14 +75,16 @@ def data_check(
         raise DataError(f"{checked.name}: " + "\n  ".join(problems))
 
 
-def _survey(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
+def _availability(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
     """The parts of the data; [] where there is nothing at all."""
     from ctta_bench.cli.progress import ConsoleProgress
-    from ctta_bench.stream.availability import survey
+    from ctta_bench.stream.availability import data_availability
 
     progress = ConsoleProgress(Console(stderr=True), checked.name)
     try:
-        parts = survey(checked, decode=decode, workers=workers, report=progress.preparing)
+        parts = data_availability(
+            checked, decode=decode, workers=workers, report=progress.preparing
+        )
     except DataError:
         if problems:
             return []

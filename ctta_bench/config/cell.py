@@ -67,7 +67,7 @@ def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
         # A benchmark that keeps a part of the logits takes any model that has them.
         "num_classes": None
         if benchmark.model_classes()
-        or benchmark.other_labels
+        or benchmark.different_label_set
         or METHODS.get(request.method).learns_labels
         else benchmark.num_classes,
         "root": request.data_root,

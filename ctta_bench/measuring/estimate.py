@@ -101,7 +101,7 @@ def _images(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
     setting = SETTINGS.get(chosen.get("setting", "continual"))
     domains = len(chosen.get("domains") or ()) or stream["domains"]
     images = domains * (chosen.get("examples") or stream["images"])
-    if setting is not None and setting.walk:  # up to the severity, and back
+    if setting is not None and setting.severity_schedule:  # up to the severity, and back
         images *= len(chosen.get("severities") or ()) or 2 * chosen.get("severity", 5) - 1
     if setting is not None and setting.labels == "shift":
         images = int(images * chosen.get("draws", setting.parameters["draws"]))

@@ -83,7 +83,9 @@ class Workload:
                 self.model_name,
                 weights=self.weights,
                 input_size=self.input_size,
-                num_classes=None if classes or benchmark.other_labels else benchmark.num_classes,
+                num_classes=None
+                if classes or benchmark.different_label_set
+                else benchmark.num_classes,
                 root=benchmark.root,
                 task=benchmark.task,
             )

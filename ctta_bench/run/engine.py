@@ -64,7 +64,7 @@ def run_stream(
     `after_batch` is called after each recorded batch, `domain_ended` before the first batch of
     another domain and before any reset.
     """
-    names, mixed = stream.domain_names, stream.settings.kind.join == "pool"
+    names, mixed = stream.domain_names, stream.settings.kind.join == "shuffle"
     dtype = torch.float64 if method.precision == "float64" else torch.float32
     batches = stream.batches(len(progress.lines), workers=workers, device=method.device)
     for batch in batches:

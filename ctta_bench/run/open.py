@@ -272,7 +272,7 @@ def _checked(
     benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
 ) -> SourceCheck | None:
     """The scorer's check of predictions for evenly spaced source images; None without labels."""
-    images = None if benchmark.other_labels else benchmark.source()
+    images = None if benchmark.different_label_set else benchmark.source()
     if images is None or _lacks_labels(benchmark, images):
         return None
     scorer = scorer_of(benchmark)

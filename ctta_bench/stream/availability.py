@@ -18,7 +18,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class Availability:
     """A part of a benchmark's data: a domain of the stream, an extra one, the source, a stranger.
 
     images: how many there are, None if they are not there; problem: what is wrong, "" if nothing.
@@ -30,9 +30,9 @@ class Part:
     problem: str = ""
 
 
-def survey(
+def data_availability(
     benchmark: Benchmark, *, decode: bool = False, workers: int = 0, report: Report | None = None
-) -> list[Part]:
+) -> list[Availability]:
     """All parts of a benchmark's data; with `decode`, each image of the stream is read once.
 
     Label maps are read in any case: what is wrong with them shows in their values alone.
@@ -46,40 +46,42 @@ def survey(
         label = f"{name} severity {severity}" if several else name
         part, images = _part(label, "stream", partial(benchmark.domain, name, severity))
         if isinstance(images, MapSet):
-            part = _maps_tried(part, images, workers, report)
+            part = _check_maps(part, images, workers, report)
         if decode and images is not None and not part.problem:
-            part = _tried(part, images, workers, report)
+            part = _check_images(part, images, workers, report)
         parts.append(part)
     for name in benchmark.extra_domains():
         if name not in benchmark.chosen_domains():
             parts.append(_part(name, "extra", partial(benchmark.domain, name))[0])
     parts.append(_part("source", "source", benchmark.source)[0])
-    return [*parts, *(Part(name, "unknown", None) for name in benchmark.strangers())]
+    return [*parts, *(Availability(name, "unknown", None) for name in benchmark.strangers())]
 
 
 def _part(
     name: str,
     role: Literal["stream", "extra", "source"],
     get: Callable[[], ImageSet | None],
-) -> tuple[Part, ImageSet | None]:
+) -> tuple[Availability, ImageSet | None]:
     try:
         images = get()
     except DataError as error:
-        return Part(name, role, None, str(error) if role == "stream" else ""), None
-    return Part(name, role, None if images is None else len(images.labels)), images
+        return Availability(name, role, None, str(error) if role == "stream" else ""), None
+    return Availability(name, role, None if images is None else len(images.labels)), images
 
 
-def _tried(part: Part, images: ImageSet, workers: int, report: Report) -> Part:
+def _check_images(
+    part: Availability, images: ImageSet, workers: int, report: Report
+) -> Availability:
     with named_failures(workers):
         bad = find_damaged(images, lambda d, t: report(f"reading {part.name}", d, t), workers)
     if not bad:
         return part
     problem = f"{len(bad)} images do not decode: " + " ".join(bad.values())
-    return Part(part.name, part.role, part.images, problem)
+    return Availability(part.name, part.role, part.images, problem)
 
 
 @dataclass(frozen=True)
-class _MapsAlone:
+class _LabelMaps:
     """The label maps of a set in the place of its images."""
 
     images: MapSet
@@ -92,14 +94,14 @@ class _MapsAlone:
         return self.images.maps(index)
 
 
-def _maps_tried(part: Part, images: MapSet, workers: int, report: Report) -> Part:
+def _check_maps(part: Availability, images: MapSet, workers: int, report: Report) -> Availability:
     said = f"reading label maps of {part.name}"
     with named_failures(workers):
-        bad = find_damaged(_MapsAlone(images), lambda d, t: report(said, d, t), workers)
+        bad = find_damaged(_LabelMaps(images), lambda d, t: report(said, d, t), workers)
     if not bad:
         return part
     more = f" (and {len(bad) - 1} more are wrong)" if len(bad) > 1 else ""
-    return Part(part.name, part.role, part.images, bad[min(bad)] + more)
+    return Availability(part.name, part.role, part.images, bad[min(bad)] + more)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ sorted, and the order's hash is stored with each result.
 """
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from platformdirs import user_cache_path
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.names import RENAMED_IN
 from ctta_bench.stream.image_sets import ArrayImages as ArrayImages  # for benchmarks
 from ctta_bench.stream.image_sets import ArrayMaps as ArrayMaps
 from ctta_bench.stream.image_sets import ImageSet as ImageSet
@@ -83,7 +85,7 @@ class Benchmark(ABC):
     version: ClassVar[int] = 1  # raised when the images change under the same name
     provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
     published: ClassVar[bool] = True  # False: presets for it are choices of this suite
-    other_labels: ClassVar[bool] = False  # than those the source model knows: not held against it
+    different_label_set: ClassVar[bool] = False  # True: not the classes of the source model
     # Another label set for its model, to fine-tune on: {"benchmark": NAME, "labels": NUMBER}, and
     # "domains" where not all are meant. A literal, so that it is known before an import.
     semantic_shift: ClassVar[Mapping[str, Any]] = {}
@@ -95,6 +97,17 @@ class Benchmark(ABC):
     citation: ClassVar[str] = ""  # a key of datasets/references.bib or methods/references.bib
     # Display names by domain, or the name of a benchmark that has the same domains.
     domain_display_names: ClassVar[Mapping[str, str] | str] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "other_labels" in vars(cls):
+            warnings.warn(
+                f"{cls.__name__}.other_labels is different_label_set since ctta-bench "
+                f"{RENAMED_IN}; the old name goes with the next release.",
+                FutureWarning,
+                stacklevel=2,
+            )
+            cls.different_label_set = vars(cls)["other_labels"]
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()
@@ -179,8 +192,10 @@ class Benchmark(ABC):
     def needed(self) -> list[tuple[str, int]]:
         """Domains and severities that the stream reads; severity 0 where there are none."""
         own = getattr(self.settings, "severity", 0)
-        walk = sorted({severity or own for v in (0, 1) for severity in self.settings.walk(v)})
-        return [(name, severity) for name in self.chosen_domains() for severity in walk]
+        severities = sorted(
+            {severity or own for v in (0, 1) for severity in self.settings.severities_at(v)}
+        )
+        return [(name, severity) for name in self.chosen_domains() for severity in severities]
 
     def chosen_domains(self) -> tuple[str, ...]:
         """The domains of the stream. Raises ConfigError for one that the benchmark lacks."""
@@ -203,26 +218,26 @@ def batch_domains(benchmark: Benchmark) -> list[Domain]:
     through severities that the benchmark lacks.
     """
     settings = benchmark.settings
-    walk = sorted({*settings.walk(0), *settings.walk(1)} - {0})
-    lacking = [str(severity) for severity in walk if severity not in benchmark.severities]
+    severities = sorted({*settings.severities_at(0), *settings.severities_at(1)} - {0})
+    lacking = [str(severity) for severity in severities if severity not in benchmark.severities]
     if lacking:
         raise ConfigError(
             f"benchmark.setting: {settings.setting} needs the severities {', '.join(lacking)}, "
             f"which {benchmark.name} lacks."
         )
-    return [_batch_domain(benchmark, name, walk) for name in benchmark.chosen_domains()]
+    return [_batch_domain(benchmark, name, severities) for name in benchmark.chosen_domains()]
 
 
-def _batch_domain(benchmark: Benchmark, name: str, walk: Sequence[int]) -> Domain:
-    if not walk:
+def _batch_domain(benchmark: Benchmark, name: str, severities: Sequence[int]) -> Domain:
+    if not severities:
         return Domain(name, _first(benchmark, name, benchmark.domain(name)))
-    sets = {s: _first(benchmark, name, benchmark.domain(name, s)) for s in walk}
-    images = sets[walk[-1]]
+    sets = {s: _first(benchmark, name, benchmark.domain(name, s)) for s in severities}
+    images = sets[severities[-1]]
     for severity, others in sets.items():
         if not np.array_equal(others.labels, images.labels):
             raise DataError(
                 f"domain {name} of {benchmark.name}: the labels at severity {severity} are not "
-                f"those at {walk[-1]}; all severities must show the same images."
+                f"those at {severities[-1]}; all severities must show the same images."
             )
     return Domain(name, images, sets)
 

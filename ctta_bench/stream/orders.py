@@ -36,7 +36,7 @@ PUBLISHED_ORDERS = {
     "rotta": (6, 8, 10, 2, 4, 12, 7, 11, 9, 13, 5, 1, 14, 15, 3),
 }
 # Keys of random draws that belong to no single domain, where the domain's number would stand.
-_POOL, _BLEND, _DEAL, _SEQUENCE = -1, -2, -3, -4
+_SHUFFLE, _CROSS_FADE, _INTERLEAVE, _SEQUENCE = -1, -2, -3, -4
 _ALIKE = 2**20  # the domain's number where all domains share their draws
 _LABELS = 2**16  # marks draws of label orders, apart from those of the plain order
 
@@ -158,27 +158,27 @@ class _Plan:
         """The rows of a round, in parts that no batch crosses."""
         join = self.settings.kind.join
         visits = self._visits(visited, round_number)
-        if join == "chain":
+        if join == "concatenate":
             return visits
-        if join == "stream":
+        if join == "continuous":
             return [np.concatenate(visits)]
-        if join == "pool":
-            return [self._pooled(visits, round_number)]
-        if join == "deal":
-            return self._dealt(visits, round_number)
-        return [self._blended(visits, round_number)]
+        if join == "shuffle":
+            return [self._shuffled(visits, round_number)]
+        if join == "interleave":
+            return self._interleaved(visits, round_number)
+        return [self._cross_faded(visits, round_number)]
 
     def _visits(self, visited: Sequence[int], round_number: int) -> list[np.ndarray]:
         visits = []
         for number, d in enumerate(visited):
-            for step, severity in enumerate(self.settings.walk(number)):
+            for step, severity in enumerate(self.settings.severities_at(number)):
                 key = _ALIKE if self.settings.order == "alike" else d
                 # Without a walk the key stays what it was before there were walks.
                 keys = (self.seed, round_number, key, *([step] if severity else []))
                 rows = np.empty((self.sizes[d], 3), np.int32)
                 rows[:, 0], rows[:, 2] = d, severity
                 rows[:, 1] = _inside(self.sizes[d], self.settings.order, keys)
-                if self.settings.kind.join != "pool":
+                if self.settings.kind.join != "shuffle":
                     rows = self._by_label(rows, _rng(self.seed, round_number, key, _LABELS + step))
                 visits.append(rows)
         return visits
@@ -195,14 +195,14 @@ class _Plan:
     def _all_labels(self) -> np.ndarray:
         return np.concatenate(self.labels)
 
-    def _pooled(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
+    def _shuffled(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
         rows = np.concatenate(visits)
-        rows = rows[_rng(self.seed, round_number, _POOL).permutation(len(rows))]
-        return self._by_label(rows, _rng(self.seed, round_number, _POOL, _LABELS))
+        rows = rows[_rng(self.seed, round_number, _SHUFFLE).permutation(len(rows))]
+        return self._by_label(rows, _rng(self.seed, round_number, _SHUFFLE, _LABELS))
 
-    def _dealt(self, visits: list[np.ndarray], round_number: int) -> list[np.ndarray]:
+    def _interleaved(self, visits: list[np.ndarray], round_number: int) -> list[np.ndarray]:
         """Runs of whole batches: slot by slot, and in each the domains at random."""
-        rng = _rng(self.seed, round_number, _DEAL)
+        rng = _rng(self.seed, round_number, _INTERLEAVE)
         size, slots = self.settings.batch_size, self.settings.slots
         assert slots is not None and self.settings.delta is not None
         dealt: list[list[np.ndarray]] = [[] for _ in range(slots)]
@@ -215,13 +215,13 @@ class _Plan:
         parts = [slot[d] for slot in dealt for d in rng.permutation(len(slot))]
         return [part for part in parts if len(part)]
 
-    def _blended(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
+    def _cross_faded(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
         """Each image stands at its place along the domains, moved at random by the overlap."""
         assert self.settings.overlap is not None
         place = np.concatenate(
             [d + (np.arange(len(v)) + 0.5) / len(v) for d, v in enumerate(visits)]
         )
-        moved = _rng(self.seed, round_number, _BLEND).random(len(place)) - 0.5
+        moved = _rng(self.seed, round_number, _CROSS_FADE).random(len(place)) - 0.5
         return np.concatenate(visits)[np.argsort(place + self.settings.overlap * moved)]
 
 

@@ -5,11 +5,14 @@ how domains are joined, and whether the method is reset. docs/protocols.md defin
 """
 
 import difflib
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from ctta_bench.names import RENAMED_IN
 
 ImageOrder = Literal["file", "shuffled", "alike"]
 DomainOrder = Literal[
@@ -32,18 +35,47 @@ class Setting:
 
     definition: str
     source: str
-    join: Literal["chain", "stream", "pool", "deal", "blend"] = "chain"
+    join: Literal["concatenate", "continuous", "shuffle", "interleave", "cross_fade"] = (
+        "concatenate"
+    )
     labels: Literal["", "chunks", "slots", "shift"] = ""
-    walk: Literal["", "rise", "fall_first"] = ""
+    severity_schedule: Literal["", "rising", "falling_first"] = ""
     resets: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
     display_name: str = ""
     citation: str = ""
+    walk: InitVar[str] = ""  # the old name of severity_schedule
+
+    def __post_init__(self, walk: str) -> None:
+        given = {"join": self.join, "severity_schedule": walk or self.severity_schedule}
+        for key, value in given.items():
+            new = _OLD_VALUES.get(value, value)
+            if new != value:
+                old = f"{'walk' if walk and key != 'join' else key}={value!r}"
+                warnings.warn(
+                    f"Setting({old}) is {key}={new!r} since ctta-bench {RENAMED_IN}; the old name "
+                    "goes with the next release.",
+                    FutureWarning,
+                    stacklevel=3,
+                )
+            object.__setattr__(self, key, new)
+
+
+# Values of Setting in 0.1.0.
+_OLD_VALUES = {
+    "chain": "concatenate",
+    "stream": "continuous",
+    "pool": "shuffle",
+    "deal": "interleave",
+    "blend": "cross_fade",
+    "rise": "rising",
+    "fall_first": "falling_first",
+}
 
 
 _TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"
 _SAR = "SAR (Niu et al., 2023), after Wu et al. (2021)"
-_WALK: Mapping[str, Any] = {"severities": None}
+_SEVERITIES: Mapping[str, Any] = {"severities": None}
 _SORTED: Mapping[str, Any] = {"delta": 0.0}
 _SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
 
@@ -60,21 +92,21 @@ SETTINGS: dict[str, Setting] = {
         display_name="Reset per domain", citation="wang2021tent",
     ),
     "mixed": Setting(
-        "all domains shuffled together", f"mixed_domains of {_TTA_BENCH}", "pool",
+        "all domains shuffled together", f"mixed_domains of {_TTA_BENCH}", "shuffle",
         display_name="Mixed domains", citation="marsden2024roid",
     ),
     "gradual": Setting(
         "each domain at severities 1, 2, ... up to `severity` and back to 1",
         f"gradual of {_TTA_BENCH}",
-        walk="rise",
-        parameters=_WALK,
+        severity_schedule="rising",
+        parameters=_SEVERITIES,
         display_name="Gradual", citation="doebler2023rmt",
     ),
     "gradual_cotta": Setting(
         "as gradual, but the first domain starts at its highest severity and falls",
         "CoTTA's code for CIFAR10-C (qinenergy/cotta)",
-        walk="fall_first",
-        parameters=_WALK,
+        severity_schedule="falling_first",
+        parameters=_SEVERITIES,
         display_name="Gradual (CoTTA)", citation="wang2022cotta",
     ),
     "correlated": Setting(
@@ -96,14 +128,14 @@ SETTINGS: dict[str, Setting] = {
         "correlated inside each severity of gradual",
         f"gradual_correlated of {_TTA_BENCH}",
         labels="chunks",
-        walk="rise",
-        parameters={**_SORTED, **_WALK},
+        severity_schedule="rising",
+        parameters={**_SORTED, **_SEVERITIES},
         display_name="Gradual and correlated", citation="marsden2024roid",
     ),
     "mixed_correlated": Setting(
         "all domains together, in Dirichlet(delta) chunks across them (delta 0: sorted by class)",
         f"mixed_domains_correlated of {_TTA_BENCH}",
-        "pool",
+        "shuffle",
         labels="chunks",
         parameters={"delta": 0.01},
         display_name="Mixed and correlated", citation="marsden2024roid",
@@ -111,7 +143,7 @@ SETTINGS: dict[str, Setting] = {
     "ptta": Setting(
         "labels spread over slots by Dirichlet(delta); batches cross from domain to domain",
         "RoTTA (Yuan et al., 2023)",
-        "stream",
+        "continuous",
         labels="slots",
         parameters={"delta": 0.1, "slots": None},
         display_name="PTTA", citation="yuan2023rotta",
@@ -131,14 +163,14 @@ SETTINGS: dict[str, Setting] = {
     "cdc": Setting(
         "domains return: their batches are dealt into `slots` slots by Dirichlet(delta)",
         "CDC of DPCore (Zhang et al., 2025)",
-        "deal",
+        "interleave",
         parameters={"delta": 1.0, "slots": 3},
         display_name="CDC", citation="zhang2025dpcore",
     ),
     "smooth": Setting(
         "each domain fades into the next over the share `overlap` of its length",
         "own; after the smooth changes of CCC (Press et al., 2023)",
-        "blend",
+        "cross_fade",
         parameters={"overlap": 0.5},
         display_name="Smooth transitions", citation="press2023rdumb",
     ),
@@ -226,13 +258,13 @@ class StreamSettings(BaseModel):
                 raise ValueError(
                     f"{key} is not used in setting {self.setting}, but in {', '.join(owners)}"
                 )
-        if self.domain_order is not None and kind.join == "pool":
+        if self.domain_order is not None and kind.join == "shuffle":
             raise ValueError(f"domain_order means nothing in setting {self.setting}: leave it out")
         if self.reset_every is not None and kind.resets:
             raise ValueError(f"reset_every: setting {self.setting} resets at domains already")
         if self.delta == 0 and kind.labels != "chunks" and "delta" in kind.parameters:
             raise ValueError(f"delta must be above 0 in setting {self.setting}")
-        if kind.walk and "severities" not in type(self).model_fields:
+        if kind.severity_schedule and "severities" not in type(self).model_fields:
             raise ValueError(f"setting {self.setting} needs severities, which there are not here")
         return self
 
@@ -241,7 +273,7 @@ class StreamSettings(BaseModel):
         """The protocol that `setting` names."""
         return SETTINGS[self.setting]
 
-    def walk(self, visit: int) -> tuple[int, ...]:
+    def severities_at(self, visit: int) -> tuple[int, ...]:
         """The severities of the domain that comes as number `visit`; (0,): the benchmark's own."""
         return (0,)
 
@@ -268,7 +300,12 @@ class CorruptionSettings(StreamSettings):
         name = values.get("setting", cls.model_fields["setting"].default)
         kind = SETTINGS.get(name) if isinstance(name, str) else None
         peak = values.get("severity", cls.model_fields["severity"].default)
-        if kind and kind.walk and values.get("severities") is None and peak in range(1, 6):
+        if (
+            kind
+            and kind.severity_schedule
+            and values.get("severities") is None
+            and peak in range(1, 6)
+        ):
             return {**values, "severities": (*range(1, peak + 1), *range(peak - 1, 0, -1))}
         return values
 
@@ -276,15 +313,15 @@ class CorruptionSettings(StreamSettings):
     def _severities_exist(self) -> "CorruptionSettings":
         if self.severities is not None and not set(self.severities) <= set(range(1, 6)):
             raise ValueError(f"severities go from 1 to 5, not {list(self.severities)}")
-        if self.kind.walk and self.severities is None:
+        if self.kind.severity_schedule and self.severities is None:
             raise ValueError(f"severity {self.severity!r}: write a whole number from 1 to 5")
         return self
 
-    def walk(self, visit: int) -> tuple[int, ...]:
+    def severities_at(self, visit: int) -> tuple[int, ...]:
         """The severities of a domain in the order of its visits, (0,) for `severity` alone."""
         if self.severities is None:
             return (0,)
-        if self.kind.walk == "fall_first" and visit == 0:
+        if self.kind.severity_schedule == "falling_first" and visit == 0:
             return self.severities[self.severities.index(max(self.severities)) :]
         return self.severities
 
@@ -297,7 +334,9 @@ class SegmentationSettings(StreamSettings):
     @model_validator(mode="after")
     def _needs_no_class_of_an_image(self) -> "SegmentationSettings":
         if self.kind.labels:
-            others = ", ".join(name for name, s in SETTINGS.items() if not (s.labels or s.walk))
+            others = ", ".join(
+                name for name, s in SETTINGS.items() if not (s.labels or s.severity_schedule)
+            )
             raise ValueError(
                 f"setting {self.setting} orders images by their class, and an image of "
                 f"segmentation has no single one: choose {others}"

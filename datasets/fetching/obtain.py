@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ctta_bench.datasets.fetching.fetch import Remote, check, fetch
-from ctta_bench.datasets.fetching.sources import Archive
+from ctta_bench.datasets.fetching.origins import Archive
 from ctta_bench.datasets.fetching.unpack import unpack
 from ctta_bench.datasets.io.files import locked, write_json, writing
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
@@ -46,7 +46,7 @@ def obtain(
             _unpack(
                 archive, _file(archive, downloads, mirror, report, pause), staged, downloads, report
             )
-        _settle(staged, root / archive.into)
+        _move_into_place(staged, root / archive.into)
         if not keep_archive:
             (downloads / archive.file).unlink(missing_ok=True)
     return True
@@ -77,23 +77,23 @@ def _file(
     """The checked archive: from a folder it is used where it is."""
     remote = Remote(archive.url, archive.bytes, archive.md5)
 
-    def tell(what: str) -> Callable[[int, int], None] | None:
+    def progress_of(what: str) -> Callable[[int, int], None] | None:
         return None if report is None else lambda done, total: report(what, done, total)
 
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         file = Path(mirror) / archive.file
         if not file.is_file():
             raise DataError(f"--mirror {mirror}: holds no {archive.file}.")
-        check(file, remote, tell(f"checking {archive.file}"), delete=False)
+        check(file, remote, progress_of(f"checking {archive.file}"), delete=False)
         return file
     if mirror is not None:
         remote = Remote(f"{mirror.rstrip('/')}/{archive.file}", archive.bytes, archive.md5)
     file = downloads / archive.file
     if file.is_file():
-        check(file, remote, tell(f"checking {archive.file}"))
+        check(file, remote, progress_of(f"checking {archive.file}"))
     else:
         _refuse_a_small_disk(archive, downloads)
-        fetch(remote, file, report=tell(archive.file), pause=pause)
+        fetch(remote, file, report=progress_of(archive.file), pause=pause)
     return file
 
 
@@ -146,7 +146,7 @@ def _unpack(
         raise
 
 
-def _settle(staged: Path, into: Path) -> None:
+def _move_into_place(staged: Path, into: Path) -> None:
     """Move whole folders to their places; interrupted, the next call goes on."""
     with writing(into):
         for entry in sorted(staged.iterdir()):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ctta_bench.datasets.fetching.obtain import DOWNLOADS
-from ctta_bench.datasets.fetching.sources import Source, find_source
+from ctta_bench.datasets.fetching.origins import Origin, find_origin
 from ctta_bench.datasets.io.files import digest_of
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
 from ctta_bench.errors import DataError
@@ -31,21 +31,21 @@ def verify(
 
     `report(place)` before each. Where no checksum is known the verdict is "unknown", never "whole".
     """
-    source = find_source(benchmark)
+    origin = find_origin(benchmark)
     findings = []
-    for folder in source.folders:
-        for finding in _folder(source, root, folder, report):
+    for folder in origin.folders:
+        for finding in _folder(origin, root, folder, report):
             findings.append(finding)
     return findings
 
 
 def _folder(
-    source: Source, root: Path, folder: str, report: Callable[[str], None] | None
+    origin: Origin, root: Path, folder: str, report: Callable[[str], None] | None
 ) -> Iterator[Finding]:
     if not (root / folder).is_dir():
         yield Finding(folder, "missing", f"no folder {root / folder}")
         return
-    expected = _expected(source, root, folder)
+    expected = _expected(origin, root, folder)
     if not expected:
         yield Finding(folder, "unknown", "no checksum is published, and it was not unpacked here")
     for place, (digest, against) in expected.items():
@@ -59,7 +59,7 @@ def _folder(
         yield Finding(place, verdict, against)
 
 
-def _expected(source: Source, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
+def _expected(origin: Origin, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
     """Number of files and checksum by place, and who says so; the nearest witness speaks."""
     manifest = read_manifest(root / folder)
     if manifest is not None:
@@ -67,15 +67,15 @@ def _expected(source: Source, root: Path, folder: str) -> dict[str, tuple[list[i
         return {f"{folder}/{unit}": (d, against) for unit, d in manifest["units"].items()}
     published = {
         place: ([1, md5], "the published md5")
-        for place, md5 in source.md5.items()
+        for place, md5 in origin.md5.items()
         if place.startswith(f"{folder}/")
     }
-    return published or _unpacked(source, root, folder)  # type: ignore[return-value]
+    return published or _unpacked(origin, root, folder)  # type: ignore[return-value]
 
 
-def _unpacked(source: Source, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
+def _unpacked(origin: Origin, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
     found: dict[str, tuple[list[int | str], str]] = {}
-    for archive in source.archives:
+    for archive in origin.archives:
         record = root / DOWNLOADS / f"{archive.file}.unpacked.json"
         if archive.into != folder or not record.is_file():
             continue

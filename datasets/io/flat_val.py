@@ -31,7 +31,7 @@ LABEL_FILES = (
     "val_map.txt", "val_labels.txt", "val.txt", BY_ID,
 )  # fmt: skip
 IMAGES = 50_000
-WITNESSES = 10  # images of the list that must vouch for a file of numbers
+LEAST_CHECKED = 10  # images of the list that must vouch for a file of numbers
 _IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
 _STEM = re.compile(r"ILSVRC2012_val_\d{8}")
 
@@ -90,7 +90,7 @@ def read_labels(file: Path) -> dict[str, str]:
             )
         found[stem] = synset
     is_numbers = any(parts[-1 if alone else 1].isdigit() for parts in words)
-    _hold_against_the_list(file, found, WITNESSES if is_numbers else 0)
+    _check_against_list(file, found, LEAST_CHECKED if is_numbers else 0)
     return found
 
 
@@ -126,7 +126,7 @@ def _read_meta(meta: Path) -> dict[str, str]:
     return {number: synset for number, synset in numbers.items() if synset in known}
 
 
-def _hold_against_the_list(file: Path, found: dict[str, str], needed: int) -> None:
+def _check_against_list(file: Path, found: dict[str, str], needed: int) -> None:
     vouched = 0
     for line in read_list(ROBUSTBENCH):
         synset, _, name = line.partition("/")

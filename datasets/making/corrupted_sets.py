@@ -63,7 +63,7 @@ def make_set(
         if wanted:
             _run(job, wanted, workers, data_root, report)
         for unit in wanted:
-            settle = _settle_array if recipe.layout == "arrays" else _settle_folder
+            settle = _finish_array if recipe.layout == "arrays" else _finish_folder
             settle(job, unit)
             _record(job, manifest, unit.place)
         if recipe.layout == "arrays" and "labels.npy" not in manifest["units"]:
@@ -160,7 +160,7 @@ def _run(
     )
 
 
-def _settle_array(job: Job, unit: Unit) -> None:
+def _finish_array(job: Job, unit: Unit) -> None:
     """Join the shards to CORRUPTION.npy; its bytes are those of np.save."""
     tasks = job.tasks(unit)
     shape = (len(unit.severities) * len(job.clean.labels), *job.clean.image(0).shape)
@@ -173,7 +173,7 @@ def _settle_array(job: Job, unit: Unit) -> None:
         job.mark(task).unlink()
 
 
-def _settle_folder(job: Job, unit: Unit) -> None:
+def _finish_folder(job: Job, unit: Unit) -> None:
     """Move the folder to its place, unless an interrupted call did so just before it ended."""
     final = job.target / unit.place
     if not final.exists():

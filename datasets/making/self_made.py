@@ -45,7 +45,7 @@ TARGETS = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class MakeOptions:
     """What a user asks for; None: as published."""
 
     source: Path | None = None
@@ -59,7 +59,7 @@ class Wish:
 def make_benchmark(
     name: str,
     root: Path,
-    wish: Wish,
+    options: MakeOptions,
     *,
     workers: int = 1,
     report: Callable[[int, int], None] | None = None,
@@ -72,27 +72,27 @@ def make_benchmark(
     target = TARGETS.get(canonical(name))
     if target is None:
         raise ConfigError(f"data make {name!r}: choose {', '.join(TARGETS)}.")
-    severities = tuple(wish.severities) or ((5,) if target.layout == "domains" else SEVERITIES)
+    severities = tuple(options.severities) or ((5,) if target.layout == "domains" else SEVERITIES)
     if target.layout == "domains" and len(severities) > 1:
         raise ConfigError("--severity: image_folder holds one severity; name one.")
     folder = root / target.folder
     recipe = Recipe(
         target.layout,
-        wish.parameters or target.parameters,
-        wish.seed,
+        options.parameters or target.parameters,
+        options.seed,
         severity=severities[0] if target.layout == "domains" else 5,
     )
     staging = root / f".clean-{canonical(name)}"
     try:
-        clean = _clean(canonical(name), target, root, wish, staging)
+        clean = _clean(canonical(name), target, root, options, staging)
         made = make_set(
             clean,
             folder,
             recipe,
-            corruptions=wish.corruptions,
+            corruptions=options.corruptions,
             severities=severities,
             workers=workers,
-            facts={"source": str(wish.source or root / target.clean)},
+            facts={"source": str(options.source or root / target.clean)},
             data_root=root,
             report=report,
         )
@@ -101,20 +101,22 @@ def make_benchmark(
     return folder, made
 
 
-def _clean(name: str, target: Target, root: Path, wish: Wish, staging: Path) -> CleanImages:
-    size = wish.size or target.size
+def _clean(
+    name: str, target: Target, root: Path, options: MakeOptions, staging: Path
+) -> CleanImages:
+    size = options.size or target.size
     # ImageNet-C was cut as ImageNet is: the shorter side to 256, then 224 x 224 of the centre.
     resize = size if target.layout == "arrays" else round(size * 8 / 7)
     if size < 8:
         raise ConfigError(f"--size {size}: images to corrupt have 8 pixels or more a side.")
     geometry = Geometry(size, "crop", resize)
-    is_array = target.layout == "arrays" if wish.source is None else wish.source.is_file()
-    if wish.size is not None and is_array:
+    is_array = target.layout == "arrays" if options.source is None else options.source.is_file()
+    if options.size is not None and is_array:
         raise ConfigError("--size: is for folders of images; an array is corrupted as it is.")
-    if wish.source is not None:
-        if not wish.source.exists():
-            raise DataError(f"--source {wish.source}: no such file or folder.")
-        return clean_images(wish.source, geometry, staging)
+    if options.source is not None:
+        if not options.source.exists():
+            raise DataError(f"--source {options.source}: no such file or folder.")
+        return clean_images(options.source, geometry, staging)
     found = root / target.clean
     if not target.clean or not found.exists():
         where = f"no {found}; " if target.clean else ""

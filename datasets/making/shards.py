@@ -23,8 +23,8 @@ class Recipe:
     """What decides the images of a set, beside the clean ones.
 
     parameters: "cifar" or "imagenet"; `frost` names the table for frost alone, whose ImageNet
-    pictures are not in the package. `severity` is that of the layout "domains". `called`: what a
-    corruption's folder is called, where that is not its name.
+    pictures are not in the package. `severity` is that of the layout "domains". `folder_names`:
+    folder by corruption, where it is not the corruption's name.
     """
 
     layout: Layout
@@ -32,7 +32,7 @@ class Recipe:
     seed: int = 0
     frost: str | None = None
     severity: int = 5
-    called: dict[str, str] | None = None
+    folder_names: dict[str, str] | None = None
 
     def table(self, corruption: str) -> str:
         """The table of parameters for a corruption."""
@@ -76,7 +76,7 @@ class Job:
 
     def place(self, corruption: str, severity: int) -> str:
         """Where a unit's folder or file is below the set's."""
-        name = (self.recipe.called or {}).get(corruption, corruption)
+        name = (self.recipe.folder_names or {}).get(corruption, corruption)
         return {
             "arrays": f"{name}.npy",
             "folders": f"{name}/{severity}",

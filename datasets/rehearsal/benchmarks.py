@@ -23,16 +23,16 @@ from ctta_bench.datasets.rehearsal.photos import (
     STAND_INS,
     SYNSETS,
     VARIANTS,
-    lay_ccc,
-    lay_train,
-    lay_val,
-    lay_variant,
     put,
-    witness,
+    record_files,
+    write_ccc,
+    write_train,
+    write_val,
+    write_variant,
 )
 from ctta_bench.datasets.rehearsal.pickled_batches import Value, pickled_batch
 from ctta_bench.datasets.rehearsal.streets import LAYOUT as STREETS
-from ctta_bench.datasets.rehearsal.streets import lay_streets
+from ctta_bench.datasets.rehearsal.streets import write_streets
 from ctta_bench.errors import ConfigError
 
 CORRUPTED = ("imagenet_c", "cifar10_c", "cifar100_c", "imagenet_3dcc")
@@ -60,7 +60,7 @@ def rehearse(
     if not 1 <= images <= 2000:
         raise ConfigError(f"--images {images}: the package holds 1 to 2000.")
     if layout == STREETS:
-        return lay_streets(root, images, report)
+        return write_streets(root, images, report)
     if layout not in CORRUPTED:
         return _uncorrupted(layout, root, images)
     made = _cifar if layout.startswith("cifar") else _imagenet
@@ -91,17 +91,17 @@ def _make(
     layout: Layout,
     workers: int,
     report: Callable[[int, int], None] | None,
-    called: dict[str, str] | None = None,
+    folder_names: dict[str, str] | None = None,
 ) -> None:
     parameters = "cifar" if layout == "arrays" else "imagenet"
     # Frost from the package: the full-size pictures of the ImageNet parameters are not in it.
     make_set(
         clean,
         target,
-        Recipe(layout, parameters, frost="cifar", called=called),
-        corruptions=CORRUPTIONS if called is None else tuple(called),
+        Recipe(layout, parameters, frost="cifar", folder_names=folder_names),
+        corruptions=CORRUPTIONS if folder_names is None else tuple(folder_names),
         workers=workers,
-        facts={"rehearsal": True} | ({"stand_ins": called} if called else {}),
+        facts={"rehearsal": True} | ({"stand_ins": folder_names} if folder_names else {}),
         report=report,
     )
 
@@ -127,7 +127,7 @@ def _cifar(
     folder = root / ("cifar-100-python" if is_hundred else "cifar-10-batches-py")
     for file, entries in files:
         put(folder / file, pickled_batch(entries))
-    witness(folder, [file for file, _ in files])
+    record_files(folder, [file for file, _ in files])
     return [root / name, folder]
 
 
@@ -202,8 +202,8 @@ def _imagenet(
     workers: int,
     report: Callable[[int, int], None] | None,
 ) -> list[Path]:
-    lay_val(root, embedded("test", count))
-    lay_train(root, embedded("source", TRAINING), SYNSETS)
+    write_val(root, embedded("test", count))
+    write_train(root, embedded("source", TRAINING), SYNSETS)
     source = CleanFolder(root / FOLDER / "val", Geometry(224, "crop", 256))
     is_3d = layout == "imagenet_3dcc"
     folder = root / ("ImageNet-3DCC" if is_3d else "ImageNet-C")
@@ -214,6 +214,6 @@ def _imagenet(
 def _uncorrupted(layout: str, root: Path, count: int) -> list[Path]:
     test, train = embedded("test", count), embedded("source", TRAINING)
     classes = SHARED if VARIANTS.get(layout, ("", ()))[1] is SHARED else SYNSETS
-    folder = lay_ccc(root, test) if layout == "ccc" else lay_variant(layout, root, test)
-    lay_train(root, train, classes)
+    folder = write_ccc(root, test) if layout == "ccc" else write_variant(layout, root, test)
+    write_train(root, train, classes)
     return [folder, root / FOLDER]

@@ -86,7 +86,7 @@ def put(file: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def claim(folder: Path) -> None:
+def mark_as_rehearsal(folder: Path) -> None:
     """Mark a folder as one of rehearsal images, before the first of them is in it.
 
     Raises DataError for a folder that holds other things: true images must not be mixed with these.
@@ -103,7 +103,7 @@ def claim(folder: Path) -> None:
     write_manifest(folder, new_manifest({"rehearsal": True}))
 
 
-def witness(folder: Path, places: list[str]) -> None:
+def record_files(folder: Path, places: list[str]) -> None:
     """A manifest of rehearsal images, so that `data verify` knows them from the published ones."""
     manifest = new_manifest({"rehearsal": True})
     manifest["units"] = {place: list(digest_of(folder / place)) for place in places}
@@ -124,51 +124,51 @@ def _jpeg(image: Image.Image) -> bytes:
     return stream.getvalue()
 
 
-def lay_train(root: Path, images: Images, classes: tuple[str, ...]) -> None:
+def write_train(root: Path, images: Images, classes: tuple[str, ...]) -> None:
     """ROOT/imagenet2012/train/SYNSET/SYNSET_NUMBER.JPEG."""
-    claim(root / FOLDER)
+    mark_as_rehearsal(root / FOLDER)
     for number, (image, label) in enumerate(zip(*images, strict=True), 1):
         synset = classes[label]
         put(root / FOLDER / "train" / synset / f"{synset}_{number}.JPEG", photograph(image))
-    witness_clean(root)
+    record_clean(root)
 
 
-def lay_val(root: Path, images: Images) -> None:
+def write_val(root: Path, images: Images) -> None:
     """ROOT/imagenet2012/val/SYNSET/ILSVRC2012_val_NUMBER.JPEG."""
-    claim(root / FOLDER)
+    mark_as_rehearsal(root / FOLDER)
     for number, (image, label) in enumerate(zip(*images, strict=True), 1):
         file = f"ILSVRC2012_val_{number:08d}.JPEG"
         put(root / FOLDER / "val" / SYNSETS[label] / file, photograph(image))
-    witness_clean(root)
+    record_clean(root)
 
 
-def witness_clean(root: Path) -> None:
+def record_clean(root: Path) -> None:
     """The manifest of ROOT/imagenet2012, of the splits that are there."""
     splits = [name for name in ("train", "val") if (root / FOLDER / name).is_dir()]
-    witness(root / FOLDER, splits)
+    record_files(root / FOLDER, splits)
 
 
-def lay_variant(layout: str, root: Path, images: Images) -> Path:
+def write_variant(layout: str, root: Path, images: Images) -> Path:
     """The folder of ImageNet-R, -A, -Sketch or -V2; returns the one whose manifest is written."""
     place, classes, suffix, grey = VARIANTS[layout]
     top = root / place.partition("/")[0]
-    claim(top)
+    mark_as_rehearsal(top)
     for number, (image, label) in enumerate(zip(*images, strict=True), 1):
         name = classes[label]
         if layout == "imagenet_v2":
             name = str(synsets().index(name))
         put(root / place / name / f"{number:06d}.{suffix}", photograph(image, grey=grey))
-    witness(top, sorted(p.name for p in top.iterdir() if p.is_dir()))
+    record_files(top, sorted(p.name for p in top.iterdir() if p.is_dir()))
     return top
 
 
-def lay_ccc(root: Path, images: Images, level: int = 20) -> Path:
+def write_ccc(root: Path, images: Images, level: int = 20) -> Path:
     """ROOT/CCC: the nine streams of a level, a tar each, whose contrast falls from image to image.
 
     As published: members KEY.info, KEY.input.jpg (224 x 224) and KEY.output.cls.
     """
     home = root / "CCC"
-    claim(home)
+    mark_as_rehearsal(home)
     place = {synset: number for number, synset in enumerate(synsets())}
     names = [stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS]
     stream = io.BytesIO()
@@ -188,7 +188,7 @@ def lay_ccc(root: Path, images: Images, level: int = 20) -> Path:
                 archive.addfile(member, io.BytesIO(content))
     for name in names:
         put(home / name / "serial_00000.tar", stream.getvalue())
-    witness(home, names)
+    record_files(home, names)
     return home
 
 

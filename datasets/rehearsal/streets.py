@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ctta_bench.datasets.io.street_classes import IGNORE, LABEL_IDS
-from ctta_bench.datasets.rehearsal.photos import claim, put, witness
+from ctta_bench.datasets.rehearsal.photos import mark_as_rehearsal, put, record_files
 from ctta_bench.datasets.streets.scene import make_scene
 from ctta_bench.datasets.streets.weather import WEATHER
 
@@ -28,7 +28,7 @@ _SEEDS = {"train": 11, "train_ref": 12, "val": 13, "cityscapes": 14}
 File = tuple[str, bytes]  # relative path and content
 
 
-def lay_streets(
+def write_streets(
     root: Path, images: int, report: Callable[[int, int], None] | None = None
 ) -> list[Path]:
     """Both data sets under `root`; `images` of each condition, a fourth of them of `val`.
@@ -37,7 +37,7 @@ def lay_streets(
     """
     folders = [root / name for name in ("rgb_anon", "gt", "leftImg8bit", "gtFine")]
     for folder in folders:
-        claim(folder)
+        mark_as_rehearsal(folder)
     counts = {"train": images, "train_ref": -(-images // 4), "val": -(-images // 4)}
     total = len(WEATHER) * sum(counts.values()) + TRAINING + VALIDATION
     for done, files in enumerate(_everything(counts), 1):
@@ -46,7 +46,7 @@ def lay_streets(
         if report is not None:
             report(done, total)
     for folder in folders:
-        witness(folder, sorted(p.name for p in folder.iterdir() if p.is_dir()))
+        record_files(folder, sorted(p.name for p in folder.iterdir() if p.is_dir()))
     return folders
 
 

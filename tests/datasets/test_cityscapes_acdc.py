@@ -53,7 +53,7 @@ def lay(root: Path, split: str = "train", ref: str = "") -> None:
             save(root / f"gt/{place}_gt{ref}_labelTrainIds.png", label(10 * d + number))
 
 
-def lay_cityscapes(root: Path, split: str = "train") -> None:
+def write_cityscapes(root: Path, split: str = "train") -> None:
     for number, city in enumerate(("ulm", "bonn")):
         place = f"{split}/{city}/{city}_00000{number}_000019"
         save(root / f"leftImg8bit/{place}_leftImg8bit.png", picture(number, 64, 128))
@@ -173,14 +173,14 @@ def test_raw_ids_become_train_ids_and_all_others_are_ignored(tmp_path: Path) -> 
 
 
 def test_cityscapes_is_read_from_raw_ids_where_it_has_no_others(tmp_path: Path) -> None:
-    lay_cityscapes(tmp_path)
+    write_cityscapes(tmp_path)
     source = benchmark(tmp_path).source()
     assert source.names[0].startswith("bonn/")
     assert np.array_equal(source.maps(np.array([0]))[0].numpy(), label(1, 64, 128))
 
 
 def test_cityscapes_train_ids_are_taken_where_they_have_been_made(tmp_path: Path) -> None:
-    lay_cityscapes(tmp_path)
+    write_cityscapes(tmp_path)
     for number, city in enumerate(("ulm", "bonn")):
         name = f"gtFine/train/{city}/{city}_00000{number}_000019_gtFine_labelTrainIds.png"
         save(tmp_path / name, np.full((64, 128), 5 + number, np.uint8))
@@ -195,12 +195,12 @@ def test_cityscapes_train_ids_are_taken_where_they_have_been_made(tmp_path: Path
 def test_source_images_are_shown_as_large_as_the_stream(
     scale: tuple[int, int], size: tuple[int, int], tmp_path: Path
 ) -> None:
-    lay_cityscapes(tmp_path)
+    write_cityscapes(tmp_path)
     assert benchmark(tmp_path, scale=scale).source().load(np.array([0])).shape[2:] == size
 
 
 def test_source_images_without_labels_are_a_source_without_labels(tmp_path: Path) -> None:
-    lay_cityscapes(tmp_path)
+    write_cityscapes(tmp_path)
     shutil.rmtree(tmp_path / "gtFine")
     source = benchmark(tmp_path).source()
     assert len(source.labels) == 2
@@ -214,7 +214,7 @@ def test_without_cityscapes_there_is_no_source(whole: Path) -> None:
 def test_validation_and_reference_images_and_cityscapes_are_named(tmp_path: Path) -> None:
     lay(tmp_path, "val")
     lay(tmp_path, "val", "_ref")
-    lay_cityscapes(tmp_path, "val")
+    write_cityscapes(tmp_path, "val")
     read = benchmark(tmp_path, split="val", domains=("fog_ref", "fog", "clean"))
     assert read.problems() == []
     batches = list(Stream(batch_domains(read), read.settings, 0).batches())[:8]
@@ -229,7 +229,7 @@ def test_validation_and_reference_images_and_cityscapes_are_named(tmp_path: Path
 @pytest.mark.parametrize("folder", ["ACDC", "acdc"])
 def test_the_sets_may_lie_in_folders_of_their_own(folder: str, tmp_path: Path) -> None:
     lay(tmp_path / folder)
-    lay_cityscapes(tmp_path / "cityscapes")
+    write_cityscapes(tmp_path / "cityscapes")
     read = benchmark(tmp_path)
     assert read.problems() == []
     assert len(read.source().labels) == 2
@@ -342,8 +342,8 @@ def test_images_of_several_sizes_cannot_share_a_batch(tree: Path) -> None:
 
 
 def test_training_uses_cityscapes_with_labels(tmp_path: Path) -> None:
-    lay_cityscapes(tmp_path / "other")
-    lay_cityscapes(tmp_path / "other", "val")
+    write_cityscapes(tmp_path / "other")
+    write_cityscapes(tmp_path / "other", "val")
     train, test = benchmark(tmp_path).training_sets(tmp_path / "other")
     assert (len(train.labels), len(test.labels)) == (2, 2)
     with pytest.raises(DataError, match="Cityscapes needs an account"):

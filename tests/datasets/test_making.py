@@ -20,7 +20,7 @@ from ctta_bench.datasets.making import corrupted_sets as module
 from ctta_bench.datasets.making.clean import CleanArray, CleanFolder, clean_images
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, corrupt
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
-from ctta_bench.datasets.making.self_made import Wish, make_benchmark
+from ctta_bench.datasets.making.self_made import MakeOptions, make_benchmark
 from ctta_bench.datasets.making.shards import Recipe
 from ctta_bench.errors import ConfigError, DataError
 
@@ -137,8 +137,8 @@ def test_clean_photographs_are_resized_and_cut_as_torchvision_does(photos: Path)
 
 
 def test_the_layout_of_image_folder_is_a_folder_a_corruption(photos: Path, tmp_path: Path) -> None:
-    wish = Wish(source=photos, corruptions=["contrast"], severities=[3], size=32)
-    folder, made = make_benchmark("image_folder", tmp_path / "mine", wish)
+    options = MakeOptions(source=photos, corruptions=["contrast"], severities=[3], size=32)
+    folder, made = make_benchmark("image_folder", tmp_path / "mine", options)
     assert made == ["contrast"]
     assert set(contents(folder / "contrast")) == {"cat/a.png", "cat/b.png", "dog/c.v2.png"}
     image = np.asarray(Image.open(folder / "contrast" / "cat" / "a.png"))
@@ -160,7 +160,7 @@ def test_an_interrupted_set_goes_on_to_the_same_bytes(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    settle = "_settle_array" if recipe.layout == "arrays" else "_settle_folder"
+    settle = "_finish_array" if recipe.layout == "arrays" else "_finish_folder"
     with monkeypatch.context() as patch:
         patch.setattr(module, settle, stop)
         with pytest.raises(KeyboardInterrupt):
@@ -282,7 +282,7 @@ def test_cifar_sets_are_made_of_cifars_own_test_images_by_default(tmp_path: Path
     (tmp_path / "cifar-10-batches-py").mkdir()
     entries = {b"data": rows, b"labels": [7, 0, 9]}
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickled_batch(entries))
-    folder, _ = make_benchmark("CIFAR10-C", tmp_path, Wish(corruptions=["brightness"]))
+    folder, _ = make_benchmark("CIFAR10-C", tmp_path, MakeOptions(corruptions=["brightness"]))
     assert folder == tmp_path / "CIFAR-10-C"
     made = np.load(folder / "brightness.npy")
     np.testing.assert_array_equal(
@@ -337,12 +337,12 @@ def broken(folder: Path, what: str) -> Path:
 )
 def test_clean_images_that_are_none_are_told(what: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        make_benchmark("cifar10_c", tmp_path / "root", Wish(source=broken(tmp_path, what)))
+        make_benchmark("cifar10_c", tmp_path / "root", MakeOptions(source=broken(tmp_path, what)))
     assert not list((tmp_path / "root").rglob("*.npy"))
 
 
 @pytest.mark.parametrize(
-    ("name", "wish", "message"),
+    ("name", "options", "message"),
     [
         ("acdc", {}, "data make 'acdc': choose cifar10_c"),
         ("cifar10_c", {"corruptions": ["fogg"]}, "--corruption 'fogg': choose gaussian_noise"),
@@ -354,20 +354,20 @@ def test_clean_images_that_are_none_are_told(what: str, message: str, tmp_path: 
     ],
 )
 def test_a_wish_that_cannot_be_is_told(
-    name: str, wish: dict[str, object], message: str, photos: Path, tmp_path: Path
+    name: str, options: dict[str, object], message: str, photos: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_benchmark(name, tmp_path / "root", Wish(**{"source": photos} | wish))  # type: ignore[arg-type]
+        make_benchmark(name, tmp_path / "root", MakeOptions(**{"source": photos} | options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["cifar10_c", "imagenet_c", "image_folder"])
 def test_missing_clean_images_are_told_with_what_can_be_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{name}: .*name the clean images with --source"):
-        make_benchmark(name, tmp_path, Wish())
+        make_benchmark(name, tmp_path, MakeOptions())
 
 
 def test_the_fifteen_are_made_by_default_and_nothing_else(tmp_path: Path) -> None:
-    assert tuple(Wish().corruptions) == CORRUPTIONS
+    assert tuple(MakeOptions().corruptions) == CORRUPTIONS
 
 
 def test_workers_do_without_torch(clean: CleanArray, tmp_path: Path) -> None:

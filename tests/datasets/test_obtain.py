@@ -15,7 +15,7 @@ import pytest
 
 from ctta_bench.datasets.fetching import obtain as module
 from ctta_bench.datasets.fetching.obtain import missing, obtain
-from ctta_bench.datasets.fetching.sources import Archive, by_hand_sentence, find_source, sources
+from ctta_bench.datasets.fetching.origins import Archive, by_hand_sentence, find_origin, origins
 from ctta_bench.datasets.io.files import digest_of, locked
 from ctta_bench.datasets.making.manifest import new_manifest, write_manifest
 from ctta_bench.errors import ConfigError, DataError
@@ -180,7 +180,7 @@ def test_an_interrupted_move_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_settle", interrupted)
+        patch.setattr(module, "_move_into_place", interrupted)
         with pytest.raises(KeyboardInterrupt):
             obtain(weather, tmp_path)
     staged = tmp_path / "ImageNet-C" / ".weather.tar.unpacking"
@@ -247,7 +247,7 @@ def test_a_root_that_is_a_file_is_told(weather: Archive, tmp_path: Path) -> None
 
 
 def test_the_published_sizes_and_checksums_stand_in_the_table() -> None:
-    table = sources()
+    table = origins()
     cifar = table["cifar10_c"].archives[0]
     assert (cifar.bytes, cifar.md5) == (2_918_471_680, "56bf5dcef84df0e2308c6dcbcbbd8499")
     noise = table["imagenet_c"].archives[0]
@@ -259,7 +259,7 @@ def test_the_published_sizes_and_checksums_stand_in_the_table() -> None:
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])
 def test_the_source_sets_are_those_that_torchvision_knows(name: str) -> None:
     theirs = getattr(pytest.importorskip("torchvision.datasets"), name)
-    ours = find_source(f"{name}-C")
+    ours = find_origin(f"{name}-C")
     archive = ours.archives[1]
     assert (archive.url, archive.md5) == (theirs.url, theirs.tgz_md5)
     assert archive.provides == (theirs.base_folder,)
@@ -270,7 +270,7 @@ def test_the_source_sets_are_those_that_torchvision_knows(name: str) -> None:
 def test_the_archives_of_imagenet_c_hold_the_nineteen_corruptions() -> None:
     from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 
-    source = find_source("imagenet_c")
+    source = find_origin("imagenet_c")
     default = [name for archive in source.chosen(()) for name in archive.provides]
     assert sorted(default) == sorted(CORRUPTIONS)
     (extra,) = source.chosen(("extra",))
@@ -278,7 +278,7 @@ def test_the_archives_of_imagenet_c_hold_the_nineteen_corruptions() -> None:
 
 
 def test_every_source_is_fetched_or_explained() -> None:
-    for name, source in sources().items():
+    for name, source in origins().items():
         assert bool(source.archives) != bool(source.by_hand), name
 
 
@@ -295,6 +295,6 @@ def test_what_is_not_fetched_is_explained_in_one_sentence() -> None:
 
 def test_an_unknown_benchmark_or_part_is_told_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no data is known for 'cifar10'. Did you mean 'cifar10"):
-        find_source("cifar10")
+        find_origin("cifar10")
     with pytest.raises(ConfigError, match="--part 'nois': choose noise, blur, weather, digital"):
-        find_source("imagenet_c").chosen(("nois",))
+        find_origin("imagenet_c").chosen(("nois",))

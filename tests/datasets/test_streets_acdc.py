@@ -13,7 +13,7 @@ from ctta_bench.datasets import streets_acdc
 from ctta_bench.datasets.io.street_classes import CLASSES
 from ctta_bench.datasets.streets_acdc import (
     SETS,
-    KeptStreets,
+    CachedStreets,
     Streets,
     StreetsACDC,
     StreetsSettings,
@@ -100,7 +100,7 @@ def test_training_scenes_are_the_source_set_with_small_labels() -> None:
 
 
 def test_kept_scenes_are_made_once() -> None:
-    images = KeptStreets("train", 5)
+    images = CachedStreets("train", 5)
     first = images.load(np.array([1, 4]))
     images.maps(np.array([4]))
     assert sorted(images.kept) == [1, 4]

@@ -1,4 +1,4 @@
-"""Where data comes from: sources.yaml, read and checked."""
+"""Where data comes from: origins.yaml, read and checked."""
 
 import difflib
 import functools
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import canonical
 
-TABLE = Path(__file__).with_name("sources.yaml")
+TABLE = Path(__file__).with_name("origins.yaml")
 
 
 class Archive(BaseModel):
@@ -38,7 +38,7 @@ class Archive(BaseModel):
         return f"{size}, md5 {self.md5 or 'unknown, the size alone is checked'}"
 
 
-class Source(BaseModel):
+class Origin(BaseModel):
     """What is known of a benchmark's data; either `archives` or `by_hand`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,15 +76,15 @@ class Source(BaseModel):
 
 
 @functools.cache
-def sources() -> dict[str, Source]:
-    """Every source by its benchmark's name."""
+def origins() -> dict[str, Origin]:
+    """Every origin by its benchmark's name."""
     table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return {name: Source.model_validate(entry) for name, entry in table.items()}
+    return {name: Origin.model_validate(entry) for name, entry in table.items()}
 
 
-def find_source(name: str) -> Source:
-    """The source of a benchmark. Raises ConfigError with close names."""
-    table = sources()
+def find_origin(name: str) -> Origin:
+    """The origin of a benchmark. Raises ConfigError with close names."""
+    table = origins()
     if canonical(name) not in table:
         close = difflib.get_close_matches(canonical(name), table, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -96,10 +96,10 @@ def find_source(name: str) -> Source:
 
 def by_hand_sentence(name: str, root: Path) -> str:
     """Where a person gets what is not fetched, and how the folder must look then."""
-    source = find_source(name)
-    assert source.by_hand is not None
-    layout = re.sub(r"\s+", " ", source.layout)
+    origin = find_origin(name)
+    assert origin.by_hand is not None
+    layout = re.sub(r"\s+", " ", origin.layout)
     return (
-        f"{canonical(name)} is not fetched by this command: {source.by_hand}; unpack it so that "
+        f"{canonical(name)} is not fetched by this command: {origin.by_hand}; unpack it so that "
         f"{root} holds {layout}."
     )
