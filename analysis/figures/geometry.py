@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.kept_models.geometry_runs import Geometry
-from ctta_bench.analysis.table.rows import short_names
+from ctta_bench.analysis.table.rows import domain_labels
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.analysis.tables.geometry import (
     CIRCULAR,
@@ -159,7 +159,7 @@ def scaled_bars(models: pd.DataFrame) -> pd.DataFrame:
                         "label": label,
                         "measure": measure,
                         "bar": [
-                            *short_names(own["domain"].tolist()),
+                            *domain_labels(own["domain"].tolist()),
                             *semantic["label"],
                         ],
                         "kind": [*own["kind"], *semantic["kind"]],

@@ -12,7 +12,7 @@ from ctta_bench.analysis.figure.curves import MAX_BANDS, curves, has_all_batches
 from ctta_bench.analysis.figure.style import line_style
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, short_names
+from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, metric_of, rows
 from ctta_bench.record.schema import BATCHES_FILE
 from ctta_bench.registry import FIGURES
 
@@ -72,7 +72,7 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axes.axvspan(start, end, color="#F1F1F1" if number % 2 else "white", lw=0, zorder=0)
     axes.set_xlim(0, ends[-1])
-    names = short_names(list(dict.fromkeys(bands["domain"])))
+    names = domain_labels(list(dict.fromkeys(bands["domain"])))
     shown = dict(zip(dict.fromkeys(bands["domain"]), names, strict=True))
     several_rounds = bands["round"].nunique() > 1
     if len(bands) <= MAX_BANDS:

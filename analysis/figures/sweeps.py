@@ -13,7 +13,7 @@ from ctta_bench.analysis.figure.style import COLOURS, DASHES, MARKERS, SOURCE_CO
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
-from ctta_bench.analysis.table.swept import FEWEST, numbers_of, swept_key, what_else_differs
+from ctta_bench.analysis.table.swept import FEWEST, numbers_of, other_differences, swept_key
 from ctta_bench.registry import FIGURES
 
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
@@ -52,7 +52,7 @@ def sweeps(runs: Runs) -> list[Sweep]:
         if key is None:
             continue
         swept = [row for row in of_method if key in numbers_of(row)]  # a warm-up alone has none
-        for row, line in zip(swept, what_else_differs(swept, key), strict=True):
+        for row, line in zip(swept, other_differences(swept, key), strict=True):
             value = numbers_of(row)[key]
             points.setdefault(key, []).append(_point(row, f"{method}{line}", value))
     return [

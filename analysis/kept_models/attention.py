@@ -42,7 +42,7 @@ class RolloutSettings:
 
 
 @contextlib.contextmanager
-def matrices_kept(network: nn.Module) -> Iterator[list[Tensor]]:
+def recorded_matrices(network: nn.Module) -> Iterator[list[Tensor]]:
     """Within the block, each forward pass appends its attention matrices [n, heads, T, T].
 
     In the order of the layers. Serves the attention of timm, whatever the model, and torch's
@@ -73,10 +73,10 @@ def _hooks(module: nn.Module, maps: list[Tensor]) -> Iterator[Any]:
     dropout = getattr(module, "attn_drop", None)
     if hasattr(module, "fused_attn") and isinstance(dropout, nn.Module):
         heads = getattr(module, "num_heads", None)
-        yield dropout.register_forward_pre_hook(lambda _, args: _keep(args[0], heads, maps))
+        yield dropout.register_forward_pre_hook(lambda _, args: _record(args[0], heads, maps))
 
 
-def _keep(matrix: Tensor, heads: int | None, maps: list[Tensor]) -> None:
+def _record(matrix: Tensor, heads: int | None, maps: list[Tensor]) -> None:
     if heads is not None and matrix.ndim > 1 and matrix.shape[1] != heads:
         raise MethodError(
             f"an attention layer has {heads} heads and {matrix.shape[1]} matrices (differential "
@@ -95,7 +95,7 @@ def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tens
     training = model.training
     model.eval()
     try:
-        with matrices_kept(model) as maps:
+        with recorded_matrices(model) as maps:
             logits = model(images)
     finally:
         model.train(training)

@@ -19,13 +19,18 @@ from ctta_bench.analysis.kept_models.geometry import (
     rescaled,
     source_layer,
 )
-from ctta_bench.analysis.kept_models.stored import KeptModel, kept_models, linear_layers, that_kept
+from ctta_bench.analysis.kept_models.stored import (
+    KeptModel,
+    kept_models,
+    linear_layers,
+    with_kept_models,
+)
 from ctta_bench.analysis.paper.components import (
     FULL,
     PAIRWISE_INVARIANT,
     SEMANTIC,
     component_of,
-    named,
+    with_labels,
 )
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.table.rows import SOURCE
@@ -67,7 +72,7 @@ class Geometry:
 
 def has_kept_models(runs: Runs) -> bool:
     """Whether any finished cell but the source's own kept a model."""
-    cells = that_kept(runs.finished().cells)
+    cells = with_kept_models(runs.finished().cells)
     return bool((cells["method"] != SOURCE).any())
 
 
@@ -94,7 +99,7 @@ def geometries(
     runs: Runs, load_source: Callable[[str, str], Weights] | None = None
 ) -> tuple[list[Geometry], list[str]]:
     """`read_geometry` of runs that are read; nothing if none kept a model."""
-    cells = that_kept(runs.finished().cells)
+    cells = with_kept_models(runs.finished().cells)
     found, left_out = [], []
     for _, same in cells.groupby(["model_sha256", "model"]):
         sha256, model = (str(same[key].iloc[0]) for key in ("model_sha256", "model"))
@@ -127,7 +132,7 @@ def _source_weights(
 
 def _geometry(cells: pd.DataFrame, model: str, sha256: str, weights: Weights) -> Geometry:
     source = {name: source_layer(weight) for name, weight in weights.items()}
-    cells = named(cells)
+    cells = with_labels(cells)
     models, layers = [], []
     references = _references(cells, source)
     for _, cell in cells.iterrows():

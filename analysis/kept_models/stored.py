@@ -46,7 +46,7 @@ def kept_models(cell_folder: Path) -> list[KeptModel]:
     return sorted(found, key=lambda kept: (kept.visit < 0, kept.visit))
 
 
-def that_kept(cells: pd.DataFrame) -> pd.DataFrame:
+def with_kept_models(cells: pd.DataFrame) -> pd.DataFrame:
     """Those rows of a table of cells (with `path`) whose run kept a model."""
     mask = np.array([bool(kept_models(Path(path))) for path in cells["path"]], dtype=bool)
     found: pd.DataFrame = cells[mask]

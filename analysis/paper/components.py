@@ -28,7 +28,7 @@ def component_of(method: str, hyperparameters: str) -> str | None:
     return str(json.loads(hyperparameters).get("component", FULL))
 
 
-def named(cells: pd.DataFrame) -> pd.DataFrame:
+def with_labels(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with a `label` each, source first, then PAID's settings by number, then the others.
 
     Where a name of the experiments would stand for cells that differ in more than their seed, the

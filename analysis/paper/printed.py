@@ -12,7 +12,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows, short_names
+from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.record.schema import RESULTS_TABLE_FILE
 from ctta_bench.registry import TABLES
@@ -144,13 +144,13 @@ def paper_table(runs: Runs) -> Table | None:
     found = [] if numbers is None else [row for row in rows(runs) if _is_quotable(row, numbers)]
     if numbers is None or not found:
         return None
-    short = short_names(numbers.domains)
+    short = domain_labels(numbers.domains)
     rounds = numbers.printed_rounds
     by_round = len(rounds) > 1
     lines: list[tuple[str, npt.NDArray[np.float64]]] = []
     for row in found:
-        lines.append((row.label, _ours(row, by_round)))
-        lines.append((f"{row.label}, {PAPER}", _theirs(row.method, numbers)))
+        lines.append((row.label, _measured_line(row, by_round)))
+        lines.append((f"{row.label}, {PAPER}", _printed_line(row.method, numbers)))
     spans = [(f"round {name}", len(short) + 1) for name in rounds] if by_round else []
     names = [f"{over} {name}" for over, _ in spans for name in (*short, "mean")]
     frame = pd.DataFrame(
@@ -169,14 +169,14 @@ def paper_table(runs: Runs) -> Table | None:
     )
 
 
-def _ours(row: Row, by_round: bool) -> npt.NDArray[np.float64]:
+def _measured_line(row: Row, by_round: bool) -> npt.NDArray[np.float64]:
     if not by_round:
         return np.append(row.over(axis=1), row.mean)
     each = np.concatenate([row.by_round(), row.over(axis=2)[:, None]], axis=1)
     return np.append(each.ravel(), row.mean)
 
 
-def _theirs(method: str, numbers: PaperNumbers) -> npt.NDArray[np.float64]:
+def _printed_line(method: str, numbers: PaperNumbers) -> npt.NDArray[np.float64]:
     rounds = numbers.printed_rounds
     domains = [*numbers.domains, "mean"] if len(rounds) > 1 else numbers.domains
     each = [numbers.value(method, name, domain) for name in rounds for domain in domains]

@@ -13,7 +13,7 @@ from ctta_bench.analysis.paper.printed import (
     reference,
 )
 from ctta_bench.analysis.read.measure import metric_named, metric_names
-from ctta_bench.analysis.table.rows import short_names
+from ctta_bench.analysis.table.rows import domain_labels
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two, signed
 
 _TITLES = {  # the paper's tables, as they are called in the reference
@@ -70,7 +70,7 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
         columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
     rounds = numbers.printed_rounds if len(numbers.printed_rounds) > 1 else []
     by_round = bool(rounds) and name != "10_round"
-    short = short_names(domains)
+    short = domain_labels(domains)
     heads = [*([*short, "mean"] * len(rounds) if by_round else short)]
     last = [column for column in frame.columns if column in ("mean", _RECOMPUTED, "gain")]
     spans = (
@@ -95,7 +95,7 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
 
 def _by_methods(numbers: PaperNumbers) -> pd.DataFrame:
     """A row a method: domains (of each round with its mean, of several), then the means."""
-    rounds, short = numbers.printed_rounds, short_names(numbers.domains)
+    rounds, short = numbers.printed_rounds, domain_labels(numbers.domains)
     several = len(rounds) > 1
     wanted = [*numbers.domains, *(["mean"] if several else [])]
     names = [*short, *(["mean"] if several else [])]
@@ -121,7 +121,7 @@ def _by_rounds(numbers: PaperNumbers) -> pd.DataFrame:
             where = step if step.startswith("mean") else f"round {step}"
             printed = numbers.value(method, step, "mean")
             lines[f"{method}, {where}"] = [*values, printed, float(np.mean(values))]
-    columns = [*short_names(numbers.domains), "mean", _RECOMPUTED]
+    columns = [*domain_labels(numbers.domains), "mean", _RECOMPUTED]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 

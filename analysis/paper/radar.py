@@ -12,7 +12,7 @@ from ctta_bench.analysis.figure.style import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import SOURCE, Row, domain_names, metric_of, rows, short_names
+from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, domain_names, metric_of, rows
 from ctta_bench.registry import FIGURES
 from ctta_bench.scoring.metric import Metric
 
@@ -47,7 +47,7 @@ def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
     for a group without two of the settings.
     """
     found = settings_rows(runs)
-    names = short_names(domain_names(runs))
+    names = domain_labels(domain_names(runs))
     if not found:
         return []
     has_radar = len(names) >= MIN_DOMAINS

@@ -13,7 +13,7 @@ _FILE = Path(__file__).parents[1] / "reference" / "parity.csv"
 _COMMIT = 7  # digits
 
 
-def parity_words(method: str) -> str:
+def parity_summary(method: str) -> str:
     """The verdict on a method of the suite in a sentence, with how to have it anew."""
     own = verdicts()
     own = own[own["method"] == method]

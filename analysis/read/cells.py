@@ -112,14 +112,14 @@ def _configuration(folder: Path, cell: CellRecord) -> dict[str, Any]:
         "warmup": cell.get("warmup") or "",
         "classes": (),
         "source_probes": (),
-        **_remembered(*blocks, cell["precision"]),
+        **_cached(*blocks, cell["precision"]),
     }
 
 
 _columns: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
 
-def _remembered(*blocks: Any) -> dict[str, Any]:
+def _cached(*blocks: Any) -> dict[str, Any]:
     """`_protocol` of blocks of cell.yaml, which the cells of a grid share as objects: made once."""
     key = tuple(map(id, blocks))
     if key not in _columns:

@@ -17,7 +17,7 @@ DrawAttention = Callable[[Runs, Path, Canvas], list[tuple[str, list[Path]]]]
 
 
 @dataclass(frozen=True)
-class Look:
+class Visualisation:
     """One part of a report: a table at most, and figures by kind, with what they show."""
 
     title: str
@@ -26,9 +26,9 @@ class Look:
     figures: list[tuple[str, str, Path]]
 
 
-def looks(
+def visualisations(
     runs: Runs, draft: Path, draw_attention: DrawAttention | None, canvas: Canvas = SCREEN
-) -> list[Look]:
+) -> list[Visualisation]:
     """The parts about kept models, their files below `draft`; [] if no run kept any.
 
     What cannot be drawn is said in the text of its part: it takes nothing from the report.
@@ -41,17 +41,23 @@ def looks(
     for geometry in found:
         table, drawn = write_geometry(geometry, tables, figures, canvas)
         shown = [(kind, text, paths[0]) for kind, text, paths in drawn]
-        parts.append(Look(f"Geometry of adapted weights – {geometry.model}", "", [table], shown))
+        parts.append(
+            Visualisation(f"Geometry of adapted weights – {geometry.model}", "", [table], shown)
+        )
     if left_out:
-        parts.append(Look("Geometry left out", " ".join(left_out), [], []))
+        parts.append(Visualisation("Geometry left out", " ".join(left_out), [], []))
     if draw_attention is not None:
         parts.append(_attention(runs, figures, draw_attention, canvas))
     return parts
 
 
-def _attention(runs: Runs, figures: Path, draw_attention: DrawAttention, canvas: Canvas) -> Look:
+def _attention(
+    runs: Runs, figures: Path, draw_attention: DrawAttention, canvas: Canvas
+) -> Visualisation:
     try:
         drawn = draw_attention(runs, figures, canvas)
     except CttaBenchError as error:
-        return Look("Attention left out", str(error), [], [])
-    return Look("Attention", "", [], [("attention", text, paths[0]) for text, paths in drawn])
+        return Visualisation("Attention left out", str(error), [], [])
+    return Visualisation(
+        "Attention", "", [], [("attention", text, paths[0]) for text, paths in drawn]
+    )

@@ -16,7 +16,7 @@ from ctta_bench.analysis.figure.canvas import SCREEN, Canvas
 from ctta_bench.analysis.paper.printed import PAPER, with_paper
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.report.contents import OF_ALL, MadeFigure, made_figures, made_tables
-from ctta_bench.analysis.report.kept_models import DrawAttention, looks
+from ctta_bench.analysis.report.kept_models import DrawAttention, visualisations
 from ctta_bench.analysis.report.page import (
     DescribeMethods,
     Section,
@@ -28,7 +28,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
-from ctta_bench.analysis.tables.protocol import elsewhere
+from ctta_bench.analysis.tables.protocol import methods_left_out
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.record.find import is_report
 from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
@@ -86,9 +86,9 @@ def write_report(
             main_tables.append(section.tables[0])
         if main_tables:
             sections.append(_overall(runs, draft, canvas))
-        for look in looks(runs, draft, draw_attention, canvas):
-            shown = [(kind, text, _in_base64(png)) for kind, text, png in look.figures]
-            sections.append(Section(look.title, look.text, look.tables, shown, cells=[]))
+        for part in visualisations(runs, draft, draw_attention, canvas):
+            shown = [(kind, text, _in_base64(png)) for kind, text, png in part.figures]
+            sections.append(Section(part.title, part.text, part.tables, shown, cells=[]))
         if measured:
             sections.append(_measured(measured, draft))
             main_tables = main_tables or sections[-1].tables
@@ -136,7 +136,7 @@ def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: 
     (main,) = made["main"].shown
     if against == PAPER:
         main = with_paper(main, group)
-    main = replace(main, footnotes=(*main.footnotes, *elsewhere(runs, group)))
+    main = replace(main, footnotes=(*main.footnotes, *methods_left_out(runs, group)))
     made["main"].shown[:] = [main]
     shown = [table for tables in made.values() for table in tables.shown]
     folded = [table for tables in made.values() for table in tables.folded]

@@ -10,9 +10,9 @@ from ctta_bench.analysis.table.table import MISSING
 MAX_LISTED = 12  # named in a footnote; the list of cells has them all
 
 
-def missing(found: Sequence[Row]) -> Iterator[str]:
+def missing_cells(found: Sequence[Row]) -> Iterator[str]:
     """What a table lacks: its cells with the reason of each, and the command that fills them."""
-    holes: dict[str, list[str]] = {}
+    gaps: dict[str, list[str]] = {}
     for row in found:
         for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
             why = (
@@ -20,12 +20,12 @@ def missing(found: Sequence[Row]) -> Iterator[str]:
                 if cell["reason"]
                 else cell["state"]
             )
-            holes.setdefault(cell["experiment"], []).append(
+            gaps.setdefault(cell["experiment"], []).append(
                 f"{row.label} seed {cell['seed']} ({why})"
             )
     for experiment, label, seed in _never_started(found):
-        holes.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
-    for experiment, parts in holes.items():
+        gaps.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
+    for experiment, parts in gaps.items():
         yield f"{MISSING} Missing: {listed(parts)}. `ctta-bench grid {experiment}` fills them."
 
 

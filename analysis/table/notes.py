@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.missing import listed, missing
-from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, short_names
+from ctta_bench.analysis.table.missing import listed, missing_cells
+from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
 
@@ -79,7 +79,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _collapsed(runs, found),
             _empty(runs, found),
             _absent(runs),
-            _lineage(runs.cells),
+            _published_normalisation(runs.cells),
             _source_data(found),
             _corruptions(runs.cells),
             _chosen(found),
@@ -87,7 +87,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _counted(found, "resets", "Resets to the source model, by the method"),
             _versions(found),
             _orders(runs.cells),
-            missing(found),
+            missing_cells(found),
         )
         for note in part
     )
@@ -117,7 +117,7 @@ def _source_accuracy(runs: Runs) -> str:
 
 def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
     domains = domain_names(runs)
-    short = dict(zip(domains, short_names(domains), strict=True))
+    short = dict(zip(domains, domain_labels(domains), strict=True))
     parts = [
         f"{row.label}: {', '.join(short[name] for name in domains if name in names)}"
         for row in found
@@ -132,7 +132,7 @@ def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
 
 def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
     rounds = range(int(runs.cells["rounds"].iloc[0]))
-    names = short_names(domain_names(runs))
+    names = domain_labels(domain_names(runs))
     parts = [
         f"{name} (round {step + 1})" if len(rounds) > 1 else name
         for step in rounds
@@ -154,7 +154,7 @@ def _absent(runs: Runs) -> Iterator[str]:
     lacking = runs.domains[runs.domains["classes"] < most]
     if lacking.empty:
         return
-    short = dict(zip(domain_names(runs), short_names(domain_names(runs)), strict=True))
+    short = dict(zip(domain_names(runs), domain_labels(domain_names(runs)), strict=True))
     fewest = lacking.groupby("domain")["classes"].min()
     parts = [
         f"{short[name]} {fewest[name]} ({most.max() - fewest[name]} absent)"
@@ -170,7 +170,7 @@ def collapsed_domains(runs: Runs, row: Row) -> set[str]:
     return set(here.loc[here["collapsed"].astype(bool), "domain"])
 
 
-def _lineage(cells: pd.DataFrame) -> Iterator[str]:
+def _published_normalisation(cells: pd.DataFrame) -> Iterator[str]:
     if cells["preprocessing"].iloc[0] == "lineage":
         yield (
             "Pre-processing `lineage`: the inputs are normalised as in the published tables of "

@@ -122,7 +122,7 @@ def domain_names(runs: Runs) -> list[str]:
     return list(dict.fromkeys(runs.cells["domains"].iloc[0]))
 
 
-def short_names(domains: Sequence[str]) -> list[str]:
+def domain_labels(domains: Sequence[str]) -> list[str]:
     """The names papers print as column heads; full ones where two would be the same."""
     short = [SHORT_NAMES.get(name, name.replace("_", " ")) for name in domains]
     return short if len(set(short)) == len(short) else list(domains)

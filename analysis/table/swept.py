@@ -26,7 +26,7 @@ def in_axis_order(found: Sequence[Row]) -> list[Row]:
         elif row is of_method[0]:
             places = [
                 (line, values.get(key, np.inf))
-                for values, line in zip(settings, what_else_differs(of_method, key), strict=True)
+                for values, line in zip(settings, other_differences(of_method, key), strict=True)
             ]
             order = sorted(range(len(of_method)), key=places.__getitem__)
             ordered += [of_method[place] for place in order]
@@ -58,7 +58,7 @@ def swept_key(settings: Sequence[dict[str, float]]) -> str | None:
     return key if key is not None and counts[key] >= FEWEST else None
 
 
-def what_else_differs(found: Sequence[Row], key: str) -> list[str]:
+def other_differences(found: Sequence[Row], key: str) -> list[str]:
     """For each row what else differs: ` std_weight=0.1`; numbers, words and switches alike."""
     settings = [
         {name: _shown(value) for name, value in values_of(row).items() if name != key}

@@ -49,7 +49,7 @@ def _table(runs: Runs, name: str, title: str) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-{name}",
         caption=(
-            f"{title}: {notes.title(runs)}. {_in_words([m.caption for m in measures])}; lower is "
+            f"{title}: {notes.title(runs)}. {_enumerated([m.caption for m in measures])}; lower is "
             f"better. Averaged as the mean {metric_of(runs).symbol} is: over domains, rounds and "
             "seeds. Best bold, second underlined."
         ),
@@ -62,7 +62,7 @@ def _table(runs: Runs, name: str, title: str) -> Table | None:
     )
 
 
-def _in_words(parts: Sequence[str]) -> str:
+def _enumerated(parts: Sequence[str]) -> str:
     """`A, b and c`."""
     *others, last = parts
     return f"{', '.join(others)} and {last}" if others else last

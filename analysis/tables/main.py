@@ -19,10 +19,10 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import (
     SOURCE,
     Row,
+    domain_labels,
     domain_names,
     metric_of,
     rows,
-    short_names,
     source_row,
 )
 from ctta_bench.analysis.table.swept import in_axis_order
@@ -50,7 +50,7 @@ def main_table(runs: Runs) -> Table:
     """
     found = in_axis_order(rows(runs))
     domains = domain_names(runs)
-    columns = short_names(domains)
+    columns = domain_labels(domains)
     frame = _frame(found, [row.over(axis=1) for row in found], columns)
     _add_gain(frame, found, runs)
     flagged = {
@@ -87,7 +87,7 @@ def round_table(runs: Runs) -> Table | None:
         return None
     found = in_axis_order(rows(runs))
     rounds = [f"round {number + 1}" for number in range(num_rounds)]
-    short = short_names(domain_names(runs))
+    short = domain_labels(domain_names(runs))
     by_domain = num_rounds * (len(short) + 1) <= MAX_COLUMNS
     if not by_domain:
         short = []

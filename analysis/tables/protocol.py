@@ -94,7 +94,7 @@ def seed_table(runs: Runs) -> Table | None:
     )
 
 
-def elsewhere(runs: Runs, group: Runs) -> tuple[str, ...]:
+def methods_left_out(runs: Runs, group: Runs) -> tuple[str, ...]:
     """Why methods have no row in a group's table: they ran under another protocol.
 
     Methods of the same experiments, benchmark and model that are in other groups alone.

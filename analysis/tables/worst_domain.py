@@ -7,7 +7,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import domain_names, metric_of, rows, short_names
+from ctta_bench.analysis.table.rows import domain_labels, domain_names, metric_of, rows
 from ctta_bench.analysis.table.table import Table, ranked
 from ctta_bench.registry import TABLES
 
@@ -28,7 +28,7 @@ def worst_domain_table(runs: Runs) -> Table | None:
     worst, best = (values.min, values.max) if metric.higher_is_better else (values.max, values.min)
     frame = pd.DataFrame({"worst": worst(axis=1), "best": best(axis=1)})
     frame["apart"] = (frame["worst"] - frame["best"]).abs()
-    shown = dict(zip(domains, short_names(domains), strict=True))
+    shown = dict(zip(domains, domain_labels(domains), strict=True))
     columns = [
         ranked(frame["worst"], metric.higher_is_better),
         ranked(frame["best"], metric.higher_is_better),

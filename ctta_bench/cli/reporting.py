@@ -111,7 +111,7 @@ def _as_record(table: Any) -> dict[str, Any]:
 
 def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """What the registry says of each method, read from its file without importing it."""
-    from ctta_bench.analysis.paper.verdicts import parity_words
+    from ctta_bench.analysis.paper.verdicts import parity_summary
 
     entries = registry.METHODS.entries()
     kept = ("paper", "checked_against", "source_access", "warmup_access")
@@ -124,7 +124,7 @@ def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
         found[name] = {
             "description": entry.description,
             **{key: str(entry.attributes.get(key) or "") for key in kept},
-            "parity": parity_words(name) if is_ours else "not recorded: it is a plug-in",
+            "parity": parity_summary(name) if is_ours else "not recorded: it is a plug-in",
         }
     return found
 

@@ -26,9 +26,9 @@ from ctta_bench.analysis.kept_models.stored import (
     KeptModel,
     kept_models,
     split_layers,
-    that_kept,
+    with_kept_models,
 )
-from ctta_bench.analysis.paper.components import SEMANTIC, named
+from ctta_bench.analysis.paper.components import SEMANTIC, with_labels
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.table.notes import table_name
 from ctta_bench.analysis.table.rows import SOURCE
@@ -98,13 +98,13 @@ def grids_of(
     found = []
     for group in runs.finished().groups() if len(runs.finished().cells) else []:
         cells = group.cells[group.cells["method"] != SEMANTIC]  # its head is another task's
-        cells = that_kept(cells)
+        cells = with_kept_models(cells)
         if not len(cells):
             continue
         wanted = cells[cells["seed"] == (cells["seed"].min() if seed is None else seed)]
         if not len(wanted):
             raise RunError(f"no cell of seed {seed} kept a model.")
-        found.append(_grid(group, named(wanted), domains, pictures, settings, data_root))
+        found.append(_grid(group, with_labels(wanted), domains, pictures, settings, data_root))
     return found
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from ctta_bench.analysis.kept_models.attention import (
     RolloutSettings,
     attention_maps,
-    matrices_kept,
     patch_maps,
+    recorded_matrices,
     rollout,
     spread,
 )
@@ -77,10 +77,10 @@ def test_the_fused_switch_is_as_it_was_even_after_an_error():
     mixed = [True, False, True]
     for block, fused in zip(network.blocks, mixed, strict=True):
         block.attn.fused_attn = fused
-    with matrices_kept(network):
+    with recorded_matrices(network):
         assert switches(network) == [False] * 3
     assert switches(network) == mixed
-    with pytest.raises(ZeroDivisionError), matrices_kept(network):
+    with pytest.raises(ZeroDivisionError), recorded_matrices(network):
         raise ZeroDivisionError
     assert switches(network) == mixed
     assert not any(m._forward_pre_hooks for m in network.modules())

@@ -10,7 +10,7 @@ import pytest
 from ctta_bench.analysis.paper.quoted import quoted_tables
 from ctta_bench.analysis.report.write import write_report
 from tests.analysis.street_cells import row, write_street_cell
-from tests.analysis.test_looking import keep, network
+from tests.analysis.test_kept_models import keep, network
 
 NEEDED = bool(os.environ.get("CTTA_NEEDS_LATEX"))
 pytestmark = [

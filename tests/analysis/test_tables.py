@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.table.rows import short_names
+from ctta_bench.analysis.table.rows import domain_labels
 from ctta_bench.analysis.table.table import Entry, Table
 from ctta_bench.analysis.tables.main import main_table, round_table, significance_table, tables
 
@@ -262,8 +262,8 @@ def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
 
 
 def test_short_names_are_the_papers_unless_two_would_be_the_same():
-    assert short_names(["gaussian_noise", "jpeg_compression"]) == ["gaussian", "jpeg"]
-    assert short_names(["gaussian_noise", "gaussian"]) == ["gaussian_noise", "gaussian"]
+    assert domain_labels(["gaussian_noise", "jpeg_compression"]) == ["gaussian", "jpeg"]
+    assert domain_labels(["gaussian_noise", "gaussian"]) == ["gaussian_noise", "gaussian"]
 
 
 def test_a_label_names_only_what_differs(cell, runs_dir):

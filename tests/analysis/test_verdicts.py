@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.paper.verdicts import parity_words, verdicts
+from ctta_bench.analysis.paper.verdicts import parity_summary, verdicts
 from ctta_bench.authoring.parity import (
     Verdict,
     collect,
@@ -52,7 +52,7 @@ def test_verdicts_are_written_by_method_and_case(tmp_path):
     ],
 )
 def test_a_method_s_verdict_is_a_sentence(method, words):
-    assert words in parity_words(method)
+    assert words in parity_summary(method)
 
 
 def test_every_method_of_the_suite_has_one():

@@ -12,10 +12,10 @@ from ctta_bench.analysis.figures.geometry import minmax_figure, raw_figure, scal
 from ctta_bench.analysis.kept_models.geometry import compare, source_layer
 from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
 from ctta_bench.analysis.kept_models.stored import kept_models, linear_layers
-from ctta_bench.analysis.paper.components import named
+from ctta_bench.analysis.paper.components import with_labels
 from ctta_bench.analysis.paper.radar import settings_figure
 from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.report.kept_models import looks
+from ctta_bench.analysis.report.kept_models import visualisations
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.geometry import CIRCULAR, geometry_table
 from ctta_bench.errors import RunError
@@ -226,7 +226,7 @@ def test_cells_that_share_a_name_keep_the_report_s_own_label(write, runs_dir):
     for lr in (0.1, 0.2):
         write(runs_dir, "paid", RATES, hyperparameters={"component": "direction", "lr": lr})
     write(runs_dir, "paid", RATES, hyperparameters={"component": "magnitude", "lr": 0.1})
-    labels = named(load(runs_dir).cells)["label"].tolist()
+    labels = with_labels(load(runs_dir).cells)["label"].tolist()
     assert labels == [
         "PAID (1) magnitude",
         "paid component=direction, lr=0.1",
@@ -260,8 +260,8 @@ def test_what_cannot_be_drawn_is_said_and_takes_nothing_from_the_report(write, r
         raise RunError("this network has no attention.")
 
     keep(write(runs_dir, "paid", RATES), network(), "last")
-    found = looks(load(runs_dir), runs_dir, draw_attention)
-    assert [look.title for look in found] == ["Geometry left out", "Attention left out"]
+    found = visualisations(load(runs_dir), runs_dir, draw_attention)
+    assert [part.title for part in found] == ["Geometry left out", "Attention left out"]
     assert "run source with --keep-models last" in found[0].text
     assert found[1].text == "this network has no attention."
 
