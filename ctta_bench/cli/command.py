@@ -2,7 +2,7 @@
 
 A parameter of a command may be a dataclass of options, or a cell's options in one place:
 
-    def run(request: Annotated[CellRequest, Asked("run")], options: CommandOptions) -> None: ...
+    def run(request: Annotated[CellRequest, OptionsOf("run")], options: CommandOptions) -> None: ...
 
 On the command line it becomes one option for each field.
 """
@@ -32,7 +32,7 @@ Values = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class OptionsOf:
     """Marks a parameter that takes a cell's options.
 
     "run": a whole CellRequest. "grid": those that were given, by name, to hold for every cell.
@@ -108,12 +108,12 @@ def command(function: Command) -> Command:
 
     A user's mistake is one sentence and exit code 2, Ctrl-C exit code 130.
     """
-    signature, filled = expanded(function)
+    signature, arguments_of = expand_options(function)
 
     @functools.wraps(function)
     def wrapped(**values: Any) -> Any:
         try:
-            return function(**filled(values))
+            return function(**arguments_of(values))
         except CttaBenchError as error:
             if State.debug:
                 raise
@@ -161,7 +161,9 @@ def print_json(value: Any) -> None:
 # -- models of options
 
 
-def expanded(command: Callable[..., Any]) -> tuple[inspect.Signature, Callable[[Values], Values]]:
+def expand_options(
+    command: Callable[..., Any],
+) -> tuple[inspect.Signature, Callable[[Values], Values]]:
     """A command's signature with one option for each field, and what fills its parameters again."""
     signature = inspect.signature(command, eval_str=True)
     groups = {p.name: _group(p.annotation) for p in signature.parameters.values()}
@@ -171,7 +173,7 @@ def expanded(command: Callable[..., Any]) -> tuple[inspect.Signature, Callable[[
         for part in groups[parameter.name][0] or [parameter]
     ]
 
-    def filled(values: Values) -> Values:
+    def arguments_of(values: Values) -> Values:
         arguments = {}
         for name, (parts, build) in groups.items():
             own = {part.name: values[part.name] for part in parts}
@@ -179,7 +181,7 @@ def expanded(command: Callable[..., Any]) -> tuple[inspect.Signature, Callable[[
         return arguments
 
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    return signature.replace(parameters=keywords), filled
+    return signature.replace(parameters=keywords), arguments_of
 
 
 Group = tuple[list[inspect.Parameter], Callable[[Values], Any]]
@@ -188,10 +190,10 @@ Group = tuple[list[inspect.Parameter], Callable[[Values], Any]]
 def _group(annotation: Any) -> Group:
     """The options that a parameter stands for, and what makes its value of theirs; none: itself."""
     place = next(
-        (m.place for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Asked)), ""
+        (m.place for m in getattr(annotation, "__metadata__", ()) if isinstance(m, OptionsOf)), ""
     )
     if place == "run":
-        return [*_cell_parameters("run")], _whole
+        return [*_cell_parameters("run")], _request
     if place == "grid":
         return [*_cell_parameters("grid")], _given
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
@@ -237,18 +239,18 @@ def _typed(annotation: Any) -> Any:
     return next((kind for kind in (bool, int, float, Path) if kind in parts), str)
 
 
-def _whole(values: Values) -> Any:
+def _request(values: Values) -> Any:
     from ctta_bench.config.request import CellRequest
     from ctta_bench.config.validation import validate
 
-    return validate(CellRequest, _assigned(values), "run")
+    return validate(CellRequest, _with_parsed_set(values), "run")
 
 
 def _given(values: Values) -> Values:
-    return {name: value for name, value in _assigned(values).items() if value is not None}
+    return {name: value for name, value in _with_parsed_set(values).items() if value is not None}
 
 
-def _assigned(values: Values) -> Values:
+def _with_parsed_set(values: Values) -> Values:
     from ctta_bench.config.validation import parse_assignments
 
     return values | {"set": parse_assignments(values["set"] or ())}

@@ -46,8 +46,8 @@ def model_line(cell: CellRecord, result: ResultRecord) -> str:
         if given[key] is not None
     ]
     enlarged = [f"short side {given['enlarge']}"] if "enlarge" in given else []
-    told = f"pre-processing {given['regime']} ({', '.join([*values, *enlarged])})"
-    return ", ".join([*parts, told])
+    processing = f"pre-processing {given['regime']} ({', '.join([*values, *enlarged])})"
+    return ", ".join([*parts, processing])
 
 
 def updates_line(result: ResultRecord) -> str:

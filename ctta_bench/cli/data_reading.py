@@ -143,7 +143,7 @@ def data_bench(
     from ctta_bench.stream import Stream, batch_domains
     from ctta_bench.stream.availability import reading_speed
 
-    numbers = _numbers(workers, usable_cores())
+    numbers = _worker_numbers(workers, usable_cores())
     read = _benchmark(benchmark, set, data_root)
     read.decoded_cache = cache_decoded
     problems = read.problems()
@@ -170,7 +170,7 @@ def data_bench(
     printer().print(plain_table(columns, rows, f"reading {read.name}, without a model"))
 
 
-def _numbers(text: str, cores: int) -> list[int]:
+def _worker_numbers(text: str, cores: int) -> list[int]:
     """Numbers of workers: those written, else 0, 1, 2, 4, ... up to the cores."""
     if not text:
         return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]

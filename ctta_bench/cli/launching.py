@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ctta_bench import registry
 from ctta_bench.cli.command import (
-    Asked,
+    OptionsOf,
     Device,
     Force,
     Log,
@@ -83,7 +83,7 @@ class GridOptions:
     force: Force = False
     quiet: Quiet = False
 
-    def where(self) -> str:
+    def chosen_executor(self) -> str:
         """The executor, by default as the profile says. Raises ConfigError if there is none."""
         executor = self.executor or ("slurm" if self.profile else "local")
         if executor not in EXECUTORS:
@@ -107,7 +107,7 @@ def grid(
             help="An experiment's name or a YAML file.", autocompletion=completion(_experiments)
         ),
     ],
-    given: Annotated[dict[str, Any], Asked("grid")],
+    given: Annotated[dict[str, Any], OptionsOf("grid")],
     options: GridOptions,
 ) -> None:
     """Run every cell of an experiment; what is done is kept, what was interrupted goes on.
@@ -116,7 +116,7 @@ def grid(
 
     Example: `ctta-bench grid quickstart --seeds 0,1,2`
     """
-    executor = options.where()
+    executor = options.chosen_executor()
     if options.retry not in (None, "failed"):
         raise ConfigError(f"--retry {options.retry!r}: choose failed.")
     from ctta_bench.config.experiment import expand_checked, load_experiment, problems_error
@@ -151,7 +151,7 @@ def grid(
     if problems or (missing and not options.dry_run):
         raise problems_error(described, problems + missing)
     if options.dry_run:
-        _tell_plan(steps, directory, profile, missing)
+        _print_plan(steps, directory, profile, missing)
         return
     chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
     launch = Options(
@@ -164,7 +164,7 @@ def grid(
             executor, options.jobs, options.cells_per_gpu, options.device, len(chosen.todo)
         )
         _run_here(chosen, directory, share, launch, options.quiet, models)
-    _tell_outcome(chosen.outcome, directory, submitted=profile is not None)
+    _print_outcome(chosen.outcome, directory, submitted=profile is not None)
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -186,14 +186,14 @@ def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | No
     return profile if jobs is None else profile.model_copy(update={"parallel": jobs})
 
 
-def _tell_plan(
+def _print_plan(
     steps: "Sequence[Step]", directory: Path, profile: "Profile | None", missing: Sequence[str]
 ) -> None:
     from ctta_bench.measuring.estimate import estimate
 
     for step in steps:
         typer.echo(step.id)
-    told = Console(stderr=True)
+    console = Console(stderr=True)
     parts = [_count(steps)]
     left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
     if len(left) < len(steps):
@@ -209,9 +209,9 @@ def _tell_plan(
         parts.append(f"jobs: {len(packs)}, arrays: {count}")
     if left:
         parts.append(str(estimate([step.record for step in left], directory)))
-    told.print("; ".join(parts), highlight=False, soft_wrap=True)
+    console.print("; ".join(parts), highlight=False, soft_wrap=True)
     for problem in missing:
-        told.print(f"missing: {problem}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"missing: {problem}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _count(steps: "Sequence[Step]") -> str:
@@ -229,11 +229,11 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
     arrays: list[str] = []
     numbers: list[int] = []
 
-    def told(job: str, count: int) -> None:
+    def note_array(job: str, count: int) -> None:
         arrays.append(job)
         numbers.append(count)
 
-    submit_slurm(chosen.todo, directory, profile, options, told)
+    submit_slurm(chosen.todo, directory, profile, options, note_array)
     typer.echo(
         f"{_count(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); how they "
         f"stand: ctta-bench status {directory} --watch"
@@ -258,7 +258,7 @@ def _run_here(
     quiet: bool,
     models: "Models",
 ) -> None:
-    from ctta_bench.cli.progress import count_lines
+    from ctta_bench.cli.progress import state_printer
     from ctta_bench.launch.begin import run_local
     from ctta_bench.launch.running import run_steps
     from ctta_bench.launch.steps import write_planned
@@ -266,7 +266,9 @@ def _run_here(
     for step, job in chosen.queued.items():
         error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
     total = len(chosen.todo)
-    tell: Callable[[int, str, str], None] = count_lines(Console(stderr=True, quiet=quiet), total)
+    print_state: Callable[[int, str, str], None] = state_printer(
+        Console(stderr=True, quiet=quiet), total
+    )
     if share.jobs > 1 and total:
         number = {step.id: n for n, step in enumerate(chosen.todo)}
         models.drop()  # workers read their own
@@ -276,7 +278,7 @@ def _run_here(
             share,
             options,
             chosen.outcome,
-            lambda step, state: tell(number[step], step, state),
+            lambda step, state: print_state(number[step], step, state),
         )
         return
     if share.devices and share.devices[0] is not None:
@@ -298,13 +300,13 @@ def _run_here(
             options.device or default_device(), options.force, checkpoint=options.checkpoint
         ),
         make_loggers=loggers,
-        on_step=lambda n, step, state: tell(n, step.id, state),
+        on_step=lambda n, step, state: print_state(n, step.id, state),
         outcome=chosen.outcome,
         models=models,
     )
 
 
-def _tell_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
+def _print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
     warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
     elsewhere = f", {len(outcome.elsewhere)} run elsewhere" if outcome.elsewhere else ""
     if not submitted:

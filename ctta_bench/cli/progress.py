@@ -22,7 +22,7 @@ from ctta_bench.record.schema import CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
 
 
-def passing_bar(console: Console, *facts: str) -> Progress:
+def transient_bar(console: Console, *facts: str) -> Progress:
     """A bar that goes away in the end: what is done, `facts`, time left; nothing off a terminal."""
     return Progress(
         SpinnerColumn(),
@@ -50,7 +50,7 @@ class ConsoleProgress(Logger):
         self.noted = [] if noted is None else noted
         self.name = f"{out_of}{name}"
         self.errors = self.images = 0
-        self.bar = passing_bar(
+        self.bar = transient_bar(
             console, "{task.completed:.0f}/{task.total:.0f}", "{task.fields[facts]}"
         )
         self.task: TaskID | None = None
@@ -104,16 +104,16 @@ class ConsoleProgress(Logger):
         self.bar.stop()
 
 
-def count_lines(console: Console, total: int) -> Callable[[int, str, str], None]:
+def state_printer(console: Console, total: int) -> Callable[[int, str, str], None]:
     """A printer of one line a cell for consoles that show no bar."""
 
-    def tell(number: int, cell: str, state: str) -> None:
+    def print_state(number: int, cell: str, state: str) -> None:
         if not (console.is_terminal and state == "running"):
             console.print(
                 f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False
             )
 
-    return tell
+    return print_state
 
 
 class StepBar:
@@ -121,7 +121,7 @@ class StepBar:
 
     def __init__(self, *, quiet: bool) -> None:
         console = Console(stderr=True, quiet=quiet)
-        self._bar = passing_bar(console, "{task.fields[amount]}")
+        self._bar = transient_bar(console, "{task.fields[amount]}")
         self._task: TaskID | None = None
         self._what = ""
 
@@ -187,16 +187,16 @@ class TrainingProgress:
 
     def __call__(self, facts: dict[str, Any]) -> None:
         """Show one step."""
-        told = f"epoch {facts['epoch']}/{facts['epochs']}  loss {facts['loss']:.3f}"
+        text = f"epoch {facts['epoch']}/{facts['epochs']}  loss {facts['loss']:.3f}"
         self.bar.update(
             self.line,
             completed=facts["step"],
             total=facts["steps"],
-            facts=f"{told}  lr {facts['lr']:.2g}",
+            facts=f"{text}  lr {facts['lr']:.2g}",
         )
         if facts["ends_epoch"]:
             from ctta_bench.training.card import TITLES
 
             tested, title = facts[facts["measure"]], TITLES[facts["measure"]]
-            text = "" if tested is None else f"  test {title} {tested:.2f} %"
-            self.console.print(f"{self.name}: {told}{text}", highlight=False)
+            score = "" if tested is None else f"  test {title} {tested:.2f} %"
+            self.console.print(f"{self.name}: {text}{score}", highlight=False)

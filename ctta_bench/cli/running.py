@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from ctta_bench.cli.command import (
-    Asked,
+    OptionsOf,
     Device,
     Force,
     Format,
@@ -55,7 +55,7 @@ class CommandOptions:
     quiet: Quiet = False
     format: Format = "text"
 
-    def completed(self, request: "CellRequest") -> "CellRequest":
+    def complete(self, request: "CellRequest") -> "CellRequest":
         """The request with what these options say of its stream and its experiment."""
         from ctta_bench.config.cell import request_with
 
@@ -65,7 +65,7 @@ class CommandOptions:
 
 
 @command
-def run(request: Annotated["CellRequest", Asked("run")], options: CommandOptions) -> None:
+def run(request: Annotated["CellRequest", OptionsOf("run")], options: CommandOptions) -> None:
     """Run one method on one benchmark.
 
     Example: `ctta-bench run tent fashion_c --set lr=1e-3 --set examples=100 --seed 1`
@@ -78,7 +78,7 @@ def run(request: Annotated["CellRequest", Asked("run")], options: CommandOptions
     check_writable(options.out)
     load_plugins(options.plugin)
     models = Models()
-    cell = resolve(options.completed(request), models)
+    cell = resolve(options.complete(request), models)
     folder = RunFolder(options.out / cell.id)
     from ctta_bench.cli.console import model_line, result_table, updates_line
     from ctta_bench.run.engine import run_cell

@@ -86,8 +86,8 @@ def _page(found: "FolderStatus", all_cells: bool) -> Group:
     left = len(found.cells) - len(shown)
     rest = f"{left} more cells, --all shows them" if left else ""
     total = {s: sum(of.get(s, 0) for of in by_experiment.values()) for s in present}
-    told = ", ".join(f"{count} {state}" for state, count in total.items())
-    return Group(*([cells] if shown else []), summary, *([rest] if rest else []), told)
+    totals = ", ".join(f"{count} {state}" for state, count in total.items())
+    return Group(*([cells] if shown else []), summary, *([rest] if rest else []), totals)
 
 
 def _cells(line: "CellStatus") -> list[str]:
@@ -166,9 +166,9 @@ def merge(
         return
     for conflict in merged.conflicts:
         error_printer().print(f"conflict: {conflict}", markup=False, soft_wrap=True)
-    told = (
+    counts = (
         f"{len(merged.new)} new, {len(merged.finished)} finished there, {len(merged.same)} the same"
     )
-    typer.echo(f"{'would merge' if dry_run else 'merged'}: {told}")
+    typer.echo(f"{'would merge' if dry_run else 'merged'}: {counts}")
     if merged.conflicts:
         raise typer.Exit(1)

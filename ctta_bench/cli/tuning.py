@@ -120,7 +120,7 @@ def tune(
     presets = directory / "tuned.yaml"
     write(presets, found, plan)
     _table(found, plan, domains).write(directory)
-    _tell(found, presets, as_json)
+    _print_result(found, presets, as_json)
     for problem in problems:
         error_printer().print(f"error: {problem}", markup=False, highlight=False, soft_wrap=True)
     if problems:
@@ -155,7 +155,7 @@ def _run(
 ) -> "Outcome":
     from rich.console import Console
 
-    from ctta_bench.cli.progress import count_lines
+    from ctta_bench.cli.progress import state_printer
     from ctta_bench.cli.running import cell_loggers
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule
@@ -163,26 +163,26 @@ def _run(
     from ctta_bench.run.options import RunOptions
 
     total = len(schedule(cells))
-    tell = count_lines(Console(stderr=True, quiet=quiet), total)
+    print_state = state_printer(Console(stderr=True, quiet=quiet), total)
     noted: list[str] = []
     return run_grid(
         cells,
         directory,
         RunOptions(device or default_device()),
         make_loggers=lambda step: cell_loggers(None, quiet, step.id, "", noted),
-        on_step=lambda number, step, state: tell(number, step.id, state),
+        on_step=lambda number, step, state: print_state(number, step.id, state),
         models=models,
     )
 
 
-def _tell(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
+def _print_result(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
     if as_json:
         rows = [{"method": t.method, "values": t.values, **t.record} for t in found]
         print_json({"file": presets, "methods": rows})
         return
     from ctta_bench.cli.console import plain_table
 
-    printer().print(plain_table(COLUMNS, [[tuned.method, *_told(tuned)] for tuned in found]))
+    printer().print(plain_table(COLUMNS, [[tuned.method, *_texts(tuned)] for tuned in found]))
     typer.echo(f"written: {presets}; take it with --preset {presets}")
 
 
@@ -201,11 +201,11 @@ def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table
         ),
         frame=pd.DataFrame(scores, [t.method for t in found], ["trials", "published", "best"]),
         header=tuple(COLUMNS),
-        lines=tuple((t.method, tuple(map(Entry, _told(t)))) for t in found),
+        lines=tuple((t.method, tuple(map(Entry, _texts(t)))) for t in found),
     )
 
 
-def _told(tuned: "Tuned") -> list[str]:
+def _texts(tuned: "Tuned") -> list[str]:
     return [
         str(len(tuned.scores)),
         _score(tuned.scores[0]),
