@@ -11,10 +11,10 @@ from rich.console import Console
 
 from ctta_bench import registry
 from ctta_bench.cli.command import (
-    OptionsOf,
     Device,
     Force,
     Log,
+    OptionsOf,
     Plugin,
     Quiet,
     command,

@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 
 from ctta_bench.cli.command import (
-    OptionsOf,
     Device,
     Force,
     Format,
     Log,
+    OptionsOf,
     Plugin,
     Quiet,
     check_format,
