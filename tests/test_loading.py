@@ -75,7 +75,7 @@ def dies_at_two(number: int) -> int:
 
 def test_a_killed_worker_is_told_with_the_option_to_change() -> None:
     with (
-        pytest.raises(DataError, match=r"worker was killed, for want of memory.* --workers 0"),
+        pytest.raises(DataError, match=r"worker was killed, for lack of memory.* --workers 0"),
         named_failures(1),
     ):
         list(load_ahead(dies_at_two, range(6), 1))

@@ -93,9 +93,9 @@ def test_a_parameter_given_as_none_is_the_setting_s_default() -> None:
         ({"setting": "cdc", "overlap": 0.1}, "overlap is not used in setting cdc, but in smooth"),
         ({"severities": [1, 2]}, "severities is not used in setting continual, but in gradual, "),
         ({"setting": "ptta", "delta": 0}, "delta must be above 0 in setting ptta"),
-        ({"setting": "mixed", "domain_order": "random"}, "domain_order means nothing in setting"),
-        ({"setting": "reset", "reset_every": 5}, "setting reset resets at domains already"),
-        ({"setting": "gradual", "severities": [3, 6]}, "severities go from 1 to 5, not [3, 6]"),
+        ({"setting": "mixed", "domain_order": "random"}, "domain_order has no effect in setting"),
+        ({"setting": "reset", "reset_every": 5}, "setting reset already resets at each domain"),
+        ({"setting": "gradual", "severities": [3, 6]}, "severities are numbers from 1 to 5, not [3, 6]"),
         ({"setting": "gradual", "severity": 6}, "benchmark c.severity: 6: input should be less"),
         ({"setting": "gradually"}, "benchmark c.setting: 'gradually': input should be 'continual'"),
         ({"setting": "gradually"}, "'cdc' or 'smooth'; did you mean 'gradual'?"),
@@ -115,7 +115,7 @@ def test_gradual_is_refused_where_there_are_no_severities() -> None:
         validate(StreamSettings, {"setting": "gradual"}, "benchmark plain")
 
 
-def test_the_walk_of_gradual_turns_at_the_severity() -> None:
+def test_the_severity_schedule_of_gradual_turns_at_the_severity() -> None:
     assert made(setting="gradual", severity=3).severities_at(0) == (1, 2, 3, 2, 1)
     assert made(setting="gradual", severity=1).severities_at(4) == (1,)
     assert made(setting="gradual", severities=(2, 4)).severities_at(1) == (2, 4)

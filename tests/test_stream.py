@@ -149,13 +149,13 @@ def test_what_a_stream_needs_is_told_before_it_is_read() -> None:
 
 
 def test_a_severity_that_the_benchmark_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gradual needs the severities 4, 5, which graded lacks"):
+    with pytest.raises(ConfigError, match="gradual needs the severities 4, 5, which graded does not"):
         graded(setting="gradual")
 
 
 def test_severities_with_other_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Graded, "lowest_label", 7)
-    with pytest.raises(DataError, match="domain a of graded: the labels at severity 1 are not"):
+    with pytest.raises(DataError, match="domain a of graded: the labels at severity 1 differ from"):
         graded(setting="gradual", severity=2)
 
 
@@ -309,7 +309,7 @@ def test_source_batches_hold_every_image_once_in_the_order_of_the_seed() -> None
 
 
 def test_labels_of_the_source_are_hidden_unless_declared() -> None:
-    with pytest.raises(DataError, match="unlabelled source access and gets no labels"):
+    with pytest.raises(DataError, match="unlabelled source access, so it gets no labels"):
         next(source().labelled_batches())
     images, labels = next(source(labelled=True).labelled_batches(10))
     assert labels.tolist() == ((images[:, 0, 0, 0] * 255).round().long() + 100).tolist()

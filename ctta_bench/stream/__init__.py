@@ -1,5 +1,6 @@
-"""Benchmarks and their streams: domains, settings, orders, batches, source sets; all that the
-file of a benchmark needs of the engine.
+"""Benchmarks and their streams: domains, settings, orders, batches and source data.
+
+The file of a benchmark imports everything it needs from here.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What there is of a benchmark's data, and how fast it is read."""
+"""Data availability: which data of a benchmark are present and intact, and how fast they load."""
 
 import itertools
 import time
@@ -19,9 +19,11 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Availability:
-    """A part of a benchmark's data: a domain of the stream, an extra one, the source, a stranger.
+    """Whether one component of a benchmark's data is available.
 
-    images: how many there are, None if they are not there; problem: what is wrong, "" if nothing.
+    role: "stream" (a domain of the stream), "extra" (a domain outside the mean), "source" (the
+    source data) or "unknown" (a folder that is no domain and is never read). images: their number,
+    None if they are missing. problem: what is wrong, "" if nothing is.
     """
 
     name: str
@@ -33,31 +35,34 @@ class Availability:
 def data_availability(
     benchmark: Benchmark, *, decode: bool = False, workers: int = 0, report: Report | None = None
 ) -> list[Availability]:
-    """All parts of a benchmark's data; with `decode`, each image of the stream is read once.
+    """Availability of each domain, of the source data and of unknown folders.
 
-    Label maps are read in any case: what is wrong with them shows in their values alone.
-    What the stream does not need is no problem if it is absent.
+    With `decode`, each image of the stream is read once. Label maps are always read, since only
+    their values show whether they are correct. Missing data that the stream does not need are no
+    problem. `report(what, done, total)` is called while data are read.
+
+    Example: `[entry.name for entry in data_availability(benchmark) if entry.problem]`
     """
     report = report or (lambda what, done, total: None)
-    parts = []
+    found = []
     needed = benchmark.needed()
     several = len({severity for _, severity in needed}) > 1
     for name, severity in needed:
         label = f"{name} severity {severity}" if several else name
-        part, images = _part(label, "stream", partial(benchmark.domain, name, severity))
+        entry, images = _entry(label, "stream", partial(benchmark.domain, name, severity))
         if isinstance(images, MapSet):
-            part = _check_maps(part, images, workers, report)
-        if decode and images is not None and not part.problem:
-            part = _check_images(part, images, workers, report)
-        parts.append(part)
+            entry = _check_maps(entry, images, workers, report)
+        if decode and images is not None and not entry.problem:
+            entry = _check_images(entry, images, workers, report)
+        found.append(entry)
     for name in benchmark.extra_domains():
         if name not in benchmark.chosen_domains():
-            parts.append(_part(name, "extra", partial(benchmark.domain, name))[0])
-    parts.append(_part("source", "source", benchmark.source)[0])
-    return [*parts, *(Availability(name, "unknown", None) for name in benchmark.strangers())]
+            found.append(_entry(name, "extra", partial(benchmark.domain, name))[0])
+    found.append(_entry("source", "source", benchmark.source)[0])
+    return [*found, *(Availability(name, "unknown", None) for name in benchmark.strangers())]
 
 
-def _part(
+def _entry(
     name: str,
     role: Literal["stream", "extra", "source"],
     get: Callable[[], ImageSet | None],
@@ -70,19 +75,19 @@ def _part(
 
 
 def _check_images(
-    part: Availability, images: ImageSet, workers: int, report: Report
+    entry: Availability, images: ImageSet, workers: int, report: Report
 ) -> Availability:
     with named_failures(workers):
-        bad = find_damaged(images, lambda d, t: report(f"reading {part.name}", d, t), workers)
+        bad = find_damaged(images, lambda d, t: report(f"reading {entry.name}", d, t), workers)
     if not bad:
-        return part
-    problem = f"{len(bad)} images do not decode: " + " ".join(bad.values())
-    return Availability(part.name, part.role, part.images, problem)
+        return entry
+    problem = f"{len(bad)} images cannot be decoded: " + " ".join(bad.values())
+    return Availability(entry.name, entry.role, entry.images, problem)
 
 
 @dataclass(frozen=True)
 class _LabelMaps:
-    """The label maps of a set in the place of its images."""
+    """The label maps of a set, presented as images so that `find_damaged` reads them."""
 
     images: MapSet
 
@@ -94,21 +99,22 @@ class _LabelMaps:
         return self.images.maps(index)
 
 
-def _check_maps(part: Availability, images: MapSet, workers: int, report: Report) -> Availability:
-    said = f"reading label maps of {part.name}"
+def _check_maps(entry: Availability, images: MapSet, workers: int, report: Report) -> Availability:
+    activity = f"reading label maps of {entry.name}"
     with named_failures(workers):
-        bad = find_damaged(_LabelMaps(images), lambda d, t: report(said, d, t), workers)
+        bad = find_damaged(_LabelMaps(images), lambda d, t: report(activity, d, t), workers)
     if not bad:
-        return part
+        return entry
     more = f" (and {len(bad) - 1} more are wrong)" if len(bad) > 1 else ""
-    return Availability(part.name, part.role, part.images, bad[min(bad)] + more)
+    return Availability(entry.name, entry.role, entry.images, bad[min(bad)] + more)
 
 
 @dataclass(frozen=True)
 class ReadingSpeed:
-    """How fast a stream is read, by this many workers.
+    """How fast a stream is read by this many workers.
 
-    start_seconds: until the first batch is there; images_per_second: after the workers are busy.
+    start_seconds: time until the first batch has arrived. images_per_second: the rate once all
+    workers are busy.
     """
 
     workers: int
@@ -120,10 +126,10 @@ class ReadingSpeed:
 def reading_speed(
     stream: Stream, workers: int, *, batches: int, seconds: float, device: torch.device
 ) -> ReadingSpeed:
-    """Read up to `batches` batches for up to `seconds`, over and over if the stream is shorter.
+    """Read up to `batches` batches for at most `seconds`, repeating a stream that is shorter.
 
-    No model: a batch counts when it is on the device as floats. What the workers have loaded ahead
-    when the first batch arrives is not counted.
+    No model runs: a batch counts once it is on the device as floats. Batches that the workers had
+    loaded ahead when the first one arrived are not counted.
     """
     began = time.perf_counter()
     ahead = 2 * workers + 1
@@ -146,7 +152,7 @@ def reading_speed(
 def _on_device(
     stream: Stream, numbers: list[int], workers: int, device: torch.device
 ) -> Iterator[int]:
-    """Images in each batch, once it is on the device."""
+    """The number of images of each batch, once it is on the device."""
     pin = device.type == "cuda"
     for batch in load_ahead(stream.stored, numbers, workers, pin=pin):
         as_input(batch.images.to(device, non_blocking=True))

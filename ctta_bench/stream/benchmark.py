@@ -1,8 +1,8 @@
-"""Streams: domains of labelled images, and their batches in the order of `orders.py`.
+"""Benchmarks, which provide domains of labelled images, and streams, which yield their batches.
 
-A benchmark hands out image sets by domain and severity; the stream walks through them in the order
-that the setting and the seed define. The file system's listing never matters: image sets are
-sorted, and the order's hash is stored with each result.
+A benchmark returns an image set for each domain and severity. The stream reads them in the order
+that setting and seed define (`orders.py`). The order of the file system's listing never matters:
+image sets are sorted, and the hash of the order is stored with each result.
 """
 
 import os
@@ -38,7 +38,7 @@ from ctta_bench.stream.settings import StreamSettings as StreamSettings
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain of a stream; `at_severity` holds its images at the severities of a walk."""
+    """One domain of a stream; `at_severity`: its images at each severity of a severity schedule."""
 
     name: str
     images: ImageSet
@@ -50,46 +50,47 @@ class Domain:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step sees. The engine gives `images` to the method, `labels` to the metrics."""
+    """One batch. The engine passes `images` to the method and `labels` to the metrics."""
 
     images: Tensor  # float [n, 3, H, W] in [0, 1]
-    labels: Tensor  # int64 [n]; of segmentation: maps uint8 [n, H_l, W_l], 255 = ignored
-    domain: np.ndarray  # int16 [n], position in the stream's domains
-    index: np.ndarray  # int64 [n], number of each image inside its domain
-    severity: np.ndarray  # int8 [n], 0 for the benchmark's own
+    labels: Tensor  # int64 [n]; for segmentation maps uint8 [n, H_l, W_l], 255 = ignored
+    domain: np.ndarray  # int16 [n], position in `Stream.domains`
+    index: np.ndarray  # int64 [n], number of each image within its domain
+    severity: np.ndarray  # int8 [n], 0: the severity of the benchmark's settings
     round: int
     starts_domain: bool
     reset: bool  # the method is reset before this batch
 
     def pin_memory(self) -> "Batch":
-        """The same with images in page-locked memory; torch's loader calls it."""
+        """The same batch with images in page-locked memory; called by torch's DataLoader."""
         return replace(self, images=self.images.pin_memory())
 
 
 Task = str  # an entry of METRICS: "classification", "segmentation", or a plug-in's
-CLEAN = "clean"  # the domain of uncorrupted images, where there is one
+CLEAN = "clean"  # name of the domain of uncorrupted images, in benchmarks that have one
 
 
 class Benchmark(ABC):
-    """Base of all benchmarks: domains of labelled images and, if there is one, a source set.
+    """Base of all benchmarks: domains of labelled images and, optionally, source data.
 
-    Subclasses define `Settings`, the class attributes and `domain`; `source` where there is one.
+    Subclasses define `Settings`, the class attributes, `domain_names` and `domain`, and `source` if
+    they have source data. CONTRIBUTING.md shows a whole benchmark in twenty lines.
     """
 
     Settings: ClassVar[type[StreamSettings]] = StreamSettings
     num_classes: int = 0
     task: ClassVar[Task] = "classification"  # "segmentation": domains are MapSets
-    class_names: ClassVar[tuple[str, ...]] = ()  # in their numbers' order, where they are known
+    class_names: ClassVar[tuple[str, ...]] = ()  # in the order of class numbers, if known
     default_model: ClassVar[str] = ""
-    severities: ClassVar[tuple[int, ...]] = ()  # that `domain` can read, if there are several
-    version: ClassVar[int] = 1  # raised when the images change under the same name
-    provenance: ClassVar[str | None] = None  # set if the images are self-made, for footnotes
-    published: ClassVar[bool] = True  # False: presets for it are choices of this suite
+    severities: ClassVar[tuple[int, ...]] = ()  # that `domain` can read; () if there is one only
+    version: ClassVar[int] = 1  # increase it when images change under the same name
+    provenance: ClassVar[str | None] = None  # footnote of self-made images, else None
+    published: ClassVar[bool] = True  # False: its presets are choices of this suite
     different_label_set: ClassVar[bool] = False  # True: not the classes of the source model
-    # Another label set for its model, to fine-tune on: {"benchmark": NAME, "labels": NUMBER}, and
-    # "domains" where not all are meant. A literal, so that it is known before an import.
+    # Another label set to fine-tune the source model on: {"benchmark": NAME, "labels": NUMBER},
+    # with "domains" if only some are meant. A literal, so that it can be read without an import.
     semantic_shift: ClassVar[Mapping[str, Any]] = {}
-    decodes: ClassVar[bool] = False  # from files: other processes can do that ahead of the device
+    decodes: ClassVar[bool] = False  # True: images are decoded from files, by worker processes
     name: str = ""
     # For lists and reports, read as source text: literals.
     display_name: ClassVar[str] = ""  # the registry name if it is empty
@@ -112,11 +113,11 @@ class Benchmark(ABC):
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()
         self.root = root
-        self.decoded_cache: Path | None = None  # folder for decoded images, if they shall be kept
+        self.decoded_cache: Path | None = None  # folder to store decoded images in
 
     @classmethod
     def model_classes(cls) -> tuple[int, ...] | None:
-        """Which logits of a model of more classes are this benchmark's classes; None: all."""
+        """Positions of this benchmark's classes among a larger model's logits; None: all logits."""
         return None
 
     @abstractmethod
@@ -125,72 +126,80 @@ class Benchmark(ABC):
 
     @abstractmethod
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The images of one domain, at the settings' severity or the one given.
+        """The labelled images of one domain; every call returns the same images.
 
-        Raises DataError if they are missing or damaged.
+        severity: 1 to 5 for corruptions; None: the severity of the settings. Raises DataError if
+        images are missing or damaged.
         """
 
     def source(self) -> ImageSet | None:
-        """Labelled images of the source domain, or None if the benchmark has none at hand."""
+        """Labelled images of the source domain; None if they are not available."""
         return None
 
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet | None]:
-        """Labelled images to train a source model on, and clean ones to test it on, if there are.
+        """Labelled images to train a source model on, and clean test images if there are any.
 
-        `folder` holds them where the data root does not. Raises DataError if they are missing.
+        `folder`: where they are, if not under the data root. Raises DataError if they are missing.
         """
         images = self.source()
         if images is None or folder is not None:
-            known = "no training images" if images is None else "no training images but its own"
-            raise DataError(f"{self.name}: knows {known}; train on another benchmark.")
+            known = "no training images" if images is None else "only its own training images"
+            raise DataError(f"{self.name}: has {known}; train on another benchmark.")
         return images, None
 
     def source_settings(self) -> dict[str, Any]:
-        """Settings that decide the source set: those that are not every stream's, as plain values.
+        """The settings that determine the source data, as plain values.
 
-        A benchmark whose source set depends on other ones adds them.
+        By default those that are in neither StreamSettings nor CorruptionSettings. Override it if
+        the source data depend on other settings.
         """
         of_streams = (*StreamSettings.model_fields, *CorruptionSettings.model_fields)
         values = self.settings.model_dump(mode="json")
         return {key: value for key, value in values.items() if key not in of_streams}
 
     def facts(self) -> dict[str, Any]:
-        """What a cell's record tells of the benchmark beside its settings."""
+        """What a cell's record states about the benchmark in addition to its settings."""
         if self.task == "segmentation":
-            # Whole images, and logits that are brought to the labels' size before the argmax.
+            # Whole images; logits are resized to the size of the labels before the argmax.
             return {"task": self.task, "inference": "whole"}
         return {} if self.task == "classification" else {"task": self.task}
 
     def cache_folder(self) -> Path:
-        """Where what was made from the data is kept: the data's root, or the user's cache."""
+        """Folder for files made from the data: the data root, or else the user's cache folder."""
         root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
         return Path(root)
 
     def source_place(self) -> str:
-        """Where source images are looked for, to be named where they are missing; "" if nowhere."""
+        """Where source images are expected, for messages about missing ones; "" if nowhere."""
         return ""
 
     def extra_domains(self) -> tuple[str, ...]:
-        """Domains that a user can name but that belong to no mean (hold-out sets, clean images)."""
+        """Domains that a user can select but no mean includes (hold-out sets, clean images)."""
         return ()
 
     def hold_out_domains(self) -> tuple[str, ...]:
-        """Those of them to choose hyper-parameters on: all but the clean images."""
+        """The extra domains to choose hyper-parameters on: all except the clean images."""
         return tuple(name for name in self.extra_domains() if name != CLEAN)
 
     def strangers(self) -> list[str]:
-        """Folders among the data that are no domain of it; they are never read."""
+        """Folders in the data's folder that are no domain of the benchmark; they are never read."""
         return []
 
     def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
-        """Make what can be made of the data that the stream needs; `report(what, done, total)`."""
+        """Make or check the files that the stream needs, before the first batch.
+
+        `report(what, done, total)` shows the progress. By default there is nothing to do.
+        """
 
     def problems(self) -> list[str]:
-        """What is missing or wrong with the data, a sentence each; [] if all is there."""
+        """What is missing or wrong in the data, one sentence each; [] if nothing is.
+
+        A sentence names the file or folder and says what to do.
+        """
         return []
 
     def needed(self) -> list[tuple[str, int]]:
-        """Domains and severities that the stream reads; severity 0 where there are none."""
+        """The domains and severities that the stream reads; severity 0: there are no severities."""
         own = getattr(self.settings, "severity", 0)
         severities = sorted(
             {severity or own for v in (0, 1) for severity in self.settings.severities_at(v)}
@@ -198,7 +207,7 @@ class Benchmark(ABC):
         return [(name, severity) for name in self.chosen_domains() for severity in severities]
 
     def chosen_domains(self) -> tuple[str, ...]:
-        """The domains of the stream. Raises ConfigError for one that the benchmark lacks."""
+        """The domains of the stream, in order. Raises ConfigError for an unknown domain."""
         known = self.domain_names()
         for name in self.settings.domains:
             if name not in (*known, *self.extra_domains()):
@@ -207,15 +216,17 @@ class Benchmark(ABC):
                     f"{', '.join((*known, *self.extra_domains()))}."
                 )
         chosen: tuple[str, ...] = self.settings.domains or known
-        domain_sequence(chosen, self.settings, 0)  # a published order must know them
+        domain_sequence(chosen, self.settings, 0)  # raises if a published order lacks one of them
         return chosen
 
 
 def batch_domains(benchmark: Benchmark) -> list[Domain]:
-    """The chosen domains with their images, cut to `examples`.
+    """The chosen domains with their images, the first `examples` of each.
 
-    Raises DataError if a domain has fewer images than asked for, ConfigError if the setting walks
-    through severities that the benchmark lacks.
+    Example: `Stream(batch_domains(benchmark), benchmark.settings, seed=0)`
+
+    Raises DataError if a domain has fewer images than requested, ConfigError if the setting needs
+    severities that the benchmark does not have.
     """
     settings = benchmark.settings
     severities = sorted({*settings.severities_at(0), *settings.severities_at(1)} - {0})
@@ -223,7 +234,7 @@ def batch_domains(benchmark: Benchmark) -> list[Domain]:
     if lacking:
         raise ConfigError(
             f"benchmark.setting: {settings.setting} needs the severities {', '.join(lacking)}, "
-            f"which {benchmark.name} lacks."
+            f"which {benchmark.name} does not have; choose another setting."
         )
     return [_batch_domain(benchmark, name, severities) for name in benchmark.chosen_domains()]
 
@@ -236,7 +247,7 @@ def _batch_domain(benchmark: Benchmark, name: str, severities: Sequence[int]) ->
     for severity, others in sets.items():
         if not np.array_equal(others.labels, images.labels):
             raise DataError(
-                f"domain {name} of {benchmark.name}: the labels at severity {severity} are not "
+                f"domain {name} of {benchmark.name}: the labels at severity {severity} differ from "
                 f"those at {severities[-1]}; all severities must show the same images."
             )
     return Domain(name, images, sets)
@@ -246,14 +257,17 @@ def _first(benchmark: Benchmark, name: str, images: ImageSet) -> ImageSet:
     wanted = benchmark.settings.examples
     if wanted is not None and wanted > len(images.labels):
         raise DataError(
-            f"benchmark.examples: {wanted} images asked for, but domain {name} of "
+            f"benchmark.examples: {wanted} images requested, but domain {name} of "
             f"{benchmark.name} has {len(images.labels)}."
         )
     return images if wanted is None else first_images(images, wanted)
 
 
 class Stream:
-    """The batches of one cell, from any batch on."""
+    """The batches of one cell; reading can start at any batch.
+
+    Example: `for batch in Stream(batch_domains(benchmark), benchmark.settings, 0).batches(): ...`
+    """
 
     def __init__(self, domains: Sequence[Domain], settings: StreamSettings, seed: int) -> None:
         self.domains = list(domains)
@@ -271,7 +285,7 @@ class Stream:
 
     @property
     def domain_names(self) -> list[str]:
-        """Names of the domains, in the order that `Batch.domain` counts."""
+        """Names of the domains; `Batch.domain` holds positions in this list."""
         return [d.name for d in self.domains]
 
     def __len__(self) -> int:
@@ -282,28 +296,28 @@ class Stream:
     ) -> Iterator[Batch]:
         """The batches from number `start` on, with images on `device`.
 
-        They are read ahead by `workers` processes (0: by this one), which changes no bit of them.
+        `workers` processes read ahead (0: this process reads); the batches are bit-identical.
         """
         pin = torch.device(device).type == "cuda"
         for batch in load_ahead(self.stored, range(start, len(self)), workers, pin=pin):
-            # Bytes are moved, a quarter of the floats that they become on the device.
+            # Images move as uint8, a quarter of the size of the floats made on the device.
             images = as_input(batch.images.to(device, non_blocking=True))
             yield replace(batch, images=images)
 
     def batch(self, number: int) -> Batch:
-        """One batch, by its number; nothing is kept between calls."""
+        """One batch by its number; calls do not depend on each other."""
         batch = self.stored(number)
         return replace(batch, images=as_input(batch.images))
 
     def stored(self, number: int) -> Batch:
-        """As `batch`, but with the images as they are stored: uint8, or float in [0, 1]."""
+        """As `batch`, but with images as they are stored: uint8, or float in [0, 1]."""
         order = self.order
         rows = slice(order.cuts[number], order.cuts[number + 1])
         domain, index, severity = order.domain[rows], order.index[rows], order.severity[rows]
-        parts = self._parts(domain, index, severity)
+        groups = self._groups(domain, index, severity)
         return Batch(
-            images=_gathered(parts, _load),
-            labels=_gathered(parts, labels_of),
+            images=_gathered(groups, _load),
+            labels=_gathered(groups, labels_of),
             domain=domain,
             index=index,
             severity=severity,
@@ -312,10 +326,10 @@ class Stream:
             reset=bool(self._resets[number]),
         )
 
-    def _parts(
+    def _groups(
         self, domain: np.ndarray, index: np.ndarray, severity: np.ndarray
     ) -> list[tuple[ImageSet, np.ndarray, np.ndarray]]:
-        """The sets that a batch is taken from, its rows of each, and their numbers in the set."""
+        """For each image set of a batch: the set, the batch rows, the image numbers in the set."""
         sets, which = np.unique(np.stack([domain, severity], 1), axis=0, return_inverse=True)
         rows = [np.flatnonzero(which.ravel() == number) for number in range(len(sets))]
         return [
@@ -333,35 +347,40 @@ def _load(images: ImageSet, index: np.ndarray) -> Tensor:
 
 
 def _gathered(
-    parts: Sequence[tuple[ImageSet, np.ndarray, np.ndarray]],
+    groups: Sequence[tuple[ImageSet, np.ndarray, np.ndarray]],
     load: Callable[[ImageSet, np.ndarray], Tensor],
 ) -> Tensor:
-    """What `load` gives of each part, row by row as the batch has them."""
-    loaded = [load(images, numbers) for images, _, numbers in parts]
+    """The result of `load` for every group, in the order of the batch's rows."""
+    loaded = [load(images, numbers) for images, _, numbers in groups]
     if len({some.dtype for some in loaded}) > 1:
         loaded = [as_input(some) for some in loaded]
     if len(loaded) == 1:
         return loaded[0]
     count = sum(map(len, loaded))
     together = torch.empty(count, *loaded[0].shape[1:], dtype=loaded[0].dtype)
-    for (_, rows, _), some in zip(parts, loaded, strict=True):
+    for (_, rows, _), some in zip(groups, loaded, strict=True):
         together[torch.from_numpy(rows)] = some
     return together
 
 
 def as_input(images: Tensor) -> Tensor:
-    """uint8 [n, 3, H, W] to float32 in [0, 1], the same bits on every device; float images pass."""
+    """uint8 images [n, 3, H, W] as float32 in [0, 1], bit-identical on every device.
+
+    Float images are copied unchanged.
+    """
     if images.dtype != torch.uint8:
         return images.clone()
-    # An accelerator multiplies by the reciprocal of a number, but divides by a tensor.
+    # Given a Python number, an accelerator multiplies by its reciprocal; by a tensor it divides.
     return images.float().div_(torch.full((), 255.0, device=images.device))
 
 
 class SourceData:
-    """The source set as a method may see it before the stream, moved to its device and dtype.
+    """The source data as a method sees them before the stream, on its device and in its dtype.
 
-    Labels are handed out only where the method declared "labelled" access. `keep(what, facts,
-    make)`, if set, answers for `make` where what it makes is at hand already.
+    Labels are available only if the method declares `source_access = "labelled"`. `keep(what,
+    facts, make)`, if set, returns stored tensors instead of calling `make`.
+
+    Example: `for images in source.batches(64): self.model(images)`
     """
 
     def __init__(
@@ -385,25 +404,25 @@ class SourceData:
         return len(self._set.labels)
 
     def order(self, epoch: int = 0) -> np.ndarray:
-        """Numbers of the images in the shuffled order that seed and epoch fix, int64 [n]."""
+        """Image numbers int64 [n], shuffled by the seed and the epoch."""
         key = [self._seed, 2**31, epoch] if epoch else [self._seed, 2**31]
         return np.random.default_rng(key).permutation(len(self))
 
     def batches(self, batch_size: int = 64, *, epoch: int = 0, first: int = 0) -> Iterator[Tensor]:
-        """Images [n, 3, H, W] in [0, 1] in the order of an epoch, from batch number `first` on."""
+        """Images [n, 3, H, W] in [0, 1] in the order of one epoch, from batch number `first` on."""
         for images, _ in self._read(batch_size, epoch, first):
             yield images
 
     def labelled_batches(
         self, batch_size: int = 64, *, epoch: int = 0, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels: int64 [n], of segmentation maps uint8 [n, H_l, W_l].
+        """Images and labels: int64 [n], for segmentation maps uint8 [n, H_l, W_l].
 
-        Raises DataError for a method of unlabelled access.
+        Raises DataError if the method declares unlabelled access.
         """
         if not self._labelled:
             raise DataError(
-                "this method declares unlabelled source access and gets no labels; set "
+                "this method declares unlabelled source access, so it gets no labels; set "
                 'source_access = "labelled" in its class.'
             )
         for images, chosen in self._read(batch_size, epoch, first):
@@ -412,10 +431,10 @@ class SourceData:
     def once(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """The tensors of `make()`, which a like cell may have made before.
+        """The tensors that `make()` returns, or stored ones of an earlier cell.
 
-        `what` names them, `facts` (plain values) are all that decides them beside source model,
-        source images and precision.
+        `what` names them. `facts` (plain values) must hold everything that determines them, apart
+        from source model, source images and precision.
         """
         return make() if self.keep is None else self.keep(what, facts, make)
 
@@ -423,11 +442,12 @@ class SourceData:
         """Images and their numbers, batch by batch."""
         order = self.order(epoch)
         starts = range(first * batch_size, len(order), batch_size)
-        parts = [order[start : start + batch_size] for start in starts]
-        stored = load_ahead(partial(_load_part, self._set, parts), range(len(parts)), self._workers)
-        for images, part in zip(stored, parts, strict=True):
-            yield as_input(images).to(self._device, self._dtype), part
+        batches = [order[start : start + batch_size] for start in starts]
+        load = partial(_load_batch, self._set, batches)
+        stored = load_ahead(load, range(len(batches)), self._workers)
+        for images, numbers in zip(stored, batches, strict=True):
+            yield as_input(images).to(self._device, self._dtype), numbers
 
 
-def _load_part(images: ImageSet, parts: Sequence[np.ndarray], number: int) -> Tensor:
-    return images.load(parts[number])
+def _load_batch(images: ImageSet, batches: Sequence[np.ndarray], number: int) -> Tensor:
+    return images.load(batches[number])

@@ -1,4 +1,4 @@
-"""Sets of labelled images: a class number for each image, or for segmentation a map of them."""
+"""Sets of labelled images: one class number per image or, for segmentation, one label map."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ImageSet(Protocol):
-    """Labelled images by number: labels int64 [n], images uint8 or float [k, 3, H, W]."""
+    """Labelled images, loaded by number: labels int64 [n], images uint8 or float [k, 3, H, W]."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -17,15 +17,15 @@ class ImageSet(Protocol):
         ...
 
     def load(self, index: np.ndarray) -> Tensor:
-        """The images of these numbers: uint8, or float in [0, 1]."""
+        """The images with these numbers [k]: uint8, or float in [0, 1]."""
         ...
 
 
 @runtime_checkable
 class MapSet(Protocol):
-    """Images with a map of labels each, as segmentation has them.
+    """Images with one label map each, for segmentation.
 
-    No class belongs to a whole image: `labels` counts the images, all of it is 0.
+    An image has no single class: `labels` is all zeros and only gives the number of images.
     """
 
     @property
@@ -34,30 +34,30 @@ class MapSet(Protocol):
         ...
 
     def load(self, index: np.ndarray) -> Tensor:
-        """The images of these numbers: uint8, or float in [0, 1]."""
+        """The images with these numbers [k]: uint8, or float in [0, 1]."""
         ...
 
     def maps(self, index: np.ndarray) -> Tensor:
-        """Class of each pixel uint8 [k, H_l, W_l], 255: ignored. May be larger than the images."""
+        """Class of each pixel, uint8 [k, H_l, W_l]; 255: ignored. May be larger than the images."""
         ...
 
 
 @dataclass(frozen=True)
 class ArrayImages:
-    """Images held in memory or memory-mapped: uint8 [n, 3, H, W] or grey [n, H, W]."""
+    """Images in memory or memory-mapped: uint8 [n, 3, H, W], or grey [n, H, W]."""
 
     images: np.ndarray
     labels: np.ndarray
 
     def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, H, W]; grey images are repeated to three channels without a copy."""
+        """uint8 [k, 3, H, W]; grey images get three equal channels without a copy."""
         chosen = torch.from_numpy(np.ascontiguousarray(self.images[index]))
         return chosen.unsqueeze(1).expand(-1, 3, -1, -1) if chosen.ndim == 3 else chosen
 
 
 @dataclass(frozen=True)
 class ArrayMaps:
-    """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], held in memory."""
+    """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], in memory."""
 
     images: np.ndarray
     label_maps: np.ndarray
@@ -77,8 +77,8 @@ class ArrayMaps:
 
 
 def labels_of(images: ImageSet | MapSet, index: np.ndarray) -> Tensor:
-    """What is to be predicted of these images: int64 [k], or maps uint8 [k, H_l, W_l]."""
-    maps = getattr(images, "maps", None)  # asking for the protocol would cost more than the labels
+    """The labels of these images: class numbers int64 [k], or maps uint8 [k, H_l, W_l]."""
+    maps = getattr(images, "maps", None)  # isinstance of a protocol would cost more than the labels
     if maps is not None:
         return maps(index)
     return torch.from_numpy(np.asarray(images.labels)[index].astype(np.int64))

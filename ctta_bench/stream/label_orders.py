@@ -1,7 +1,8 @@
-"""Orders that labels decide: sorted or in Dirichlet chunks, in slots, or a shift of their shares.
+"""Orders that depend on labels: sorted or in Dirichlet chunks, in slots, or with a label shift.
 
-Each function takes labels [n] of images in their plain order and returns positions [m] in it. Parts
-keep the plain order of their images, so a seed that shuffles the images shuffles the parts as well.
+Each function takes the labels [n] of images in their plain order and returns positions [m] in that
+order. Images of one class keep their plain order within a chunk, so a seed that shuffles the plain
+order shuffles them too.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +18,11 @@ MOST_SLOTS = 100
 
 
 def chunks(labels: np.ndarray, settings: StreamSettings, rng: np.random.Generator) -> np.ndarray:
-    """As many chunks as classes; chunk by chunk, and in each the parts of the classes at random.
+    """As many chunks as classes, one after another; classes are in random order within a chunk.
 
-    A class is split by p ~ Dirichlet(delta), rescaled over the chunks that hold less than an even
-    share yet. Drawn anew until each chunk has 10 images; where an even share is below 20, that is
-    out of reach and not asked for. delta 0: one chunk a class, sorted by class.
+    The images of a class are split over the chunks by p ~ Dirichlet(delta), rescaled to the chunks
+    that do not yet hold an even share. The draw is repeated until each chunk has 10 images, which
+    is not required if an even share is below 20. delta 0: one chunk per class, sorted by class.
 
     Raises ConfigError if no attempt fills every chunk.
     """
@@ -33,11 +34,11 @@ def chunks(labels: np.ndarray, settings: StreamSettings, rng: np.random.Generato
     for _ in range(ATTEMPTS):
         counts = _balanced_counts(sizes, settings.delta, rng)
         if counts.sum(0).min() >= smallest:
-            return _part_by_part(labels, counts, rng)
+            return _chunk_by_chunk(labels, counts, rng)
     raise ConfigError(
-        f"benchmark.delta: with {settings.delta:g}, {ATTEMPTS} draws split {len(labels)} images of "
-        f"{len(sizes)} classes into no chunks of {SMALLEST_CHUNK}; take more images or another "
-        "delta."
+        f"benchmark.delta: with {settings.delta:g}, none of {ATTEMPTS} draws split {len(labels)} "
+        f"images of {len(sizes)} classes into chunks of at least {SMALLEST_CHUNK}; use more images "
+        "or another delta."
     )
 
 
@@ -50,7 +51,7 @@ def _balanced_counts(sizes: np.ndarray, delta: float, rng: np.random.Generator) 
     for row, size in enumerate(sizes.tolist()):
         open_chunks = held < share
         p = draws[row] * open_chunks
-        if p.sum() == 0:  # a small delta gave all of the class to chunks that are full
+        if p.sum() == 0:  # a small delta assigned the whole class to full chunks
             p[open_chunks] = rng.dirichlet(np.full(int(open_chunks.sum()), delta))
         counts[row] = _split(p, size)
         held += counts[row]
@@ -58,24 +59,24 @@ def _balanced_counts(sizes: np.ndarray, delta: float, rng: np.random.Generator) 
 
 
 def slots(labels: np.ndarray, settings: StreamSettings, rng: np.random.Generator) -> np.ndarray:
-    """Slot by slot, and in each the parts of the classes at random.
+    """One slot after another; classes are in random order within a slot.
 
-    Each class is split by its own p ~ Dirichlet(delta) over all slots, with no balancing. `slots`
-    is the number of classes by default, at most 100.
+    The images of each class are split over all slots by its own p ~ Dirichlet(delta), without
+    balancing. `slots` defaults to the number of classes, at most 100.
     """
     assert settings.delta is not None
     sizes = np.unique(labels, return_counts=True)[1]
     number = settings.slots or min(len(sizes), MOST_SLOTS)
     shares = rng.dirichlet(np.full(number, settings.delta), len(sizes))
     counts = np.stack([_split(p, size) for p, size in zip(shares, sizes, strict=True)])
-    return _part_by_part(labels, counts, rng)
+    return _chunk_by_chunk(labels, counts, rng)
 
 
 def shift(labels: np.ndarray, settings: StreamSettings, rng: np.random.Generator) -> np.ndarray:
-    """A step for each class, in random order; all steps are equally long.
+    """One step per class, in random order; all steps are equally long.
 
-    In its step a class is drawn `imbalance_ratio` times as often as each other one; the image is
-    any of the class, with replacement.
+    In its step, a class is drawn `imbalance_ratio` times as often as each other class. Its image is
+    drawn from all images of the class, with replacement.
     """
     assert settings.imbalance_ratio is not None and settings.draws is not None
     by_class = np.argsort(labels, kind="stable")
@@ -98,17 +99,17 @@ LABEL_ORDERS: Mapping[
 
 
 def _split(p: np.ndarray, size: int) -> np.ndarray:
-    """`size` in proportion to p [k], cut at the whole parts of size * cumsum(p): int64 [k]."""
+    """Split `size` in proportion to p [k], at the integer parts of size * cumsum(p): int64 [k]."""
     cumulative = np.cumsum(p)
     cuts = (size * (cumulative / cumulative[-1])).astype(np.int64)
     return np.diff(cuts, prepend=0)
 
 
-def _part_by_part(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Positions chunk by chunk, given counts [classes, chunks]; classes at random in each chunk."""
+def _chunk_by_chunk(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Positions, chunk by chunk, for counts [classes, chunks]; classes in random order."""
     by_class = np.argsort(labels, kind="stable")
     number = counts.shape[1]
-    part = np.repeat(np.arange(counts.size), counts.ravel())  # class * number + chunk
+    segment = np.repeat(np.arange(counts.size), counts.ravel())  # class * number + chunk
     rank = rng.random(counts.size)
-    chunk = part % number
-    return by_class[np.lexsort((part, rank[part], chunk))]
+    chunk = segment % number
+    return by_class[np.lexsort((segment, rank[segment], chunk))]

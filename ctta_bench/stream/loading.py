@@ -1,7 +1,7 @@
-"""Loading ahead: worker processes read and decode what comes next while the device computes.
+"""Loading ahead: worker processes read and decode the next batches while the device computes.
 
-Order and content are those of reading in this process, whatever the number of workers: a worker is
-asked for batch b by its number, draws nothing, and batches are handed on in their order.
+Order and content do not depend on the number of workers: a worker gets the number of a batch, draws
+no random numbers, and batches are returned in order.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from torch.utils.data import DataLoader, Dataset
 from ctta_bench.errors import CttaBenchError, DataError
 
 T = TypeVar("T")
-AHEAD = 2  # results that each worker holds ready
-CHUNK = 64  # images that a worker tries at a time
+AHEAD = 2  # results that each worker prepares in advance
+CHUNK = 64  # images that a worker checks at a time
 LINGER_SECONDS = 60
-MOST_WORKERS = 16  # more than feed one accelerator, and shared memory holds AHEAD batches of each
+MOST_WORKERS = 16  # enough for one accelerator; shared memory holds AHEAD batches per worker
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of a worker: torch would hand it on as a page of traceback."""
+    """An error in a worker; torch itself would return it as a page of traceback."""
 
     error: CttaBenchError
 
 
 class _Numbered(Dataset[T | _Failure], Generic[T]):
-    """`load(number)` as torch's loader wants it."""
+    """`load(number)` as a dataset for torch's DataLoader."""
 
     def __init__(self, load: Callable[[int], T]) -> None:
         self.load = load
@@ -56,9 +56,9 @@ def load_ahead(
 ) -> Iterator[T]:
     """`load(number)` for each number, in order, by `workers` processes; 0: in this process.
 
-    `load` and what it returns are pickled where processes are spawned. `pin` puts tensors into
-    page-locked memory, from which an accelerator copies while it computes. Errors of `load` pass;
-    a worker that dies raises RuntimeError, which `named_failures` puts into words.
+    `load` and its results must be picklable. `pin` puts tensors into page-locked memory, from which
+    an accelerator copies while it computes. Errors that `load` raises are raised here; a worker
+    that dies raises RuntimeError, which `named_failures` turns into a clear DataError.
     """
     if workers == 0 or not numbers:
         yield from map(load, numbers)
@@ -73,10 +73,10 @@ def load_ahead(
         collate_fn=_as_it_is,
         worker_init_fn=_leave_signals,
         multiprocessing_context=start_method,
-        generator=torch.Generator(),  # the loader's own draw must not move the global stream
+        generator=torch.Generator(),  # the loader must not draw from the global generator
     )
     with warnings.catch_warnings():
-        # Python 3.12 warns of every fork beside threads; the workers use none of the parent's.
+        # Python 3.12 warns of every fork in a process with threads; the workers use none of them.
         warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
         batches = iter(loader)
     for batch in batches:
@@ -86,15 +86,15 @@ def load_ahead(
 
 
 class Loadable(Protocol):
-    """A set of labelled images, as far as reading it goes."""
+    """The attributes of an image set that `find_damaged` needs."""
 
     @property
     def labels(self) -> np.ndarray:
-        """A label for each image."""
+        """One label per image."""
         ...
 
     def load(self, index: np.ndarray) -> torch.Tensor:
-        """The images of these numbers."""
+        """The images with these numbers."""
         ...
 
 
@@ -105,9 +105,9 @@ def find_damaged(
     *,
     wanted: int | None = None,
 ) -> dict[int, str]:
-    """Numbers of the images that cannot be loaded, and why.
+    """The numbers of images that cannot be loaded, with the reasons.
 
-    Stops once `wanted` good ones are found. `report(tried, total)`.
+    Stops after `wanted` intact images. `report(images tried, total)` is called after each chunk.
     """
     total = len(images.labels)
     starts = range(0, total, CHUNK)
@@ -136,9 +136,10 @@ def _as_it_is(item: T) -> T:
 
 
 def _leave_signals(_: int) -> None:
-    """Terminals and schedulers signal all processes: the parent saves first, then ends the workers.
+    """Ignore signals that terminals and schedulers send to all processes.
 
-    A worker that is told to end does so a minute later, if nobody ends it before.
+    The parent process first saves its state and then ends the workers. On SIGTERM a worker ends
+    after a minute, if the parent has not ended it before.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -146,16 +147,16 @@ def _leave_signals(_: int) -> None:
 
 
 def default_workers(decodes: bool, cores: int) -> int:
-    """Loading processes for a benchmark: none for arrays, else a core each but one."""
+    """Number of loading processes: 0 for arrays, else one less than the number of cores."""
     return max(0, min(MOST_WORKERS, cores - 1)) if decodes else 0
 
 
 @contextlib.contextmanager
 def named_failures(workers: int) -> Iterator[None]:
-    """Say in a sentence why workers failed; torch's own words name a process and no cause.
+    """Raise DataError that states why workers failed; torch's own messages name no cause.
 
-    Raises DataError. A killed worker is noticed anywhere in the main thread, so that this has to
-    stand around all that is done while workers run.
+    A killed worker raises an error at any point of the main thread, so this context must enclose
+    everything that happens while workers run.
     """
     fewer = f"try --workers {workers // 2}" + ("" if workers < 2 else " or 0")
     try:
@@ -169,11 +170,11 @@ def named_failures(workers: int) -> Iterator[None]:
             ) from error
         if "DataLoader worker" in text:
             raise DataError(
-                "a loading worker was killed, for want of memory or from outside: free memory, or "
+                "a loading worker was killed, for lack of memory or from outside: free memory, or "
                 f"{fewer}."
             ) from error
         raise
     except pickle.PicklingError as error:
         raise DataError(
-            f"this benchmark cannot be handed to loading processes ({error}); use --workers 0."
+            f"this benchmark cannot be sent to loading processes ({error}); use --workers 0."
         ) from error

@@ -1,7 +1,7 @@
-"""Orders: which image comes when, as arrays of indices, tested without a single image.
+"""Orders of images as arrays of indices; no image is needed to make or test them.
 
-Each (seed, round, domain) has its own random stream, so that a stream of fewer rounds or domains
-is the beginning of a longer one. docs/protocols.md says what each setting's order is.
+Each (seed, round, domain) has its own random numbers, so a stream with fewer rounds or domains is
+the beginning of a longer one. docs/protocols.md defines the order of each setting.
 """
 
 import functools
@@ -35,18 +35,18 @@ PUBLISHED_ORDERS = {
     "cotta9": (12, 1, 4, 7, 9, 5, 15, 10, 14, 13, 2, 3, 8, 6, 11),
     "rotta": (6, 8, 10, 2, 4, 12, 7, 11, 9, 13, 5, 1, 14, 15, 3),
 }
-# Keys of random draws that belong to no single domain, where the domain's number would stand.
+# Keys of random draws for several domains together, in place of the domain's number.
 _SHUFFLE, _CROSS_FADE, _INTERLEAVE, _SEQUENCE = -1, -2, -3, -4
-_ALIKE = 2**20  # the domain's number where all domains share their draws
-_LABELS = 2**16  # marks draws of label orders, apart from those of the plain order
+_ALIKE = 2**20  # in place of the domain's number: all domains share their draws
+_LABELS = 2**16  # keeps draws of label orders apart from those of the plain order
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a stream: one row an image, cut into batches.
+    """The order of a stream: one row per image, cut into batches.
 
     `domain` int16 [N], `index` int64 [N], `round` int16 [N]; batch b is rows cuts[b]:cuts[b+1].
-    `severity` int8 [N] is 0 wherever the benchmark's own severity is meant.
+    `severity` int8 [N]; 0: the benchmark's own severity.
     """
 
     domain: np.ndarray
@@ -56,18 +56,18 @@ class Order:
     severity: np.ndarray
 
     def sha256(self) -> str:
-        """Hash of the whole order: equal streams have equal ones."""
+        """Hash of the whole order: equal streams have equal hashes."""
         digest = hashlib.sha256()
-        parts = [(self.domain, "<i2"), (self.index, "<i8"), (self.round, "<i2")]
+        columns = [(self.domain, "<i2"), (self.index, "<i8"), (self.round, "<i2")]
         if self.severity.any():
-            parts.append((self.severity, "i1"))
-        for part, kind in parts:
-            digest.update(np.ascontiguousarray(part, dtype=kind).tobytes())
+            columns.append((self.severity, "i1"))
+        for column, kind in columns:
+            digest.update(np.ascontiguousarray(column, dtype=kind).tobytes())
         digest.update(self.cuts.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def starts_domain(self) -> np.ndarray:
-        """Whether each batch begins a domain, or a round: bool [batches]."""
+        """Whether each batch starts a domain or a round: bool [batches]."""
         first = self.cuts[:-1]
         starts = np.ones(len(first), bool)
         here, before = first[1:], first[1:] - 1
@@ -79,7 +79,8 @@ class Order:
     def resets(self, settings: StreamSettings) -> np.ndarray:
         """Whether the method is reset before each batch: bool [batches].
 
-        With `reset_every` N, before the first batch that begins at or after each N images.
+        With `reset_every` N: before the first batch that starts at or after each multiple of N
+        images.
         """
         resets = np.zeros(len(self.cuts) - 1, bool)
         if settings.kind.resets:
@@ -90,9 +91,9 @@ class Order:
 
 
 def domain_sequence(names: Sequence[str], settings: StreamSettings, seed: int) -> np.ndarray:
-    """Positions of the domains in the order of their visits.
+    """Positions of the domains in the order in which they are visited.
 
-    Raises ConfigError if a published order does not know one of the domains.
+    Raises ConfigError if a published order does not contain one of the domains.
     """
     chosen = settings.domain_order
     if chosen is None:
@@ -100,11 +101,11 @@ def domain_sequence(names: Sequence[str], settings: StreamSettings, seed: int) -
     if chosen == "random":
         return _rng(seed, 0, _SEQUENCE).permutation(len(names))
     place = {HENDRYCKS[p - 1]: i for i, p in enumerate(PUBLISHED_ORDERS[chosen])}
-    strange = [name for name in names if name not in place]
-    if strange:
+    unknown = [name for name in names if name not in place]
+    if unknown:
         raise ConfigError(
             f"benchmark.domain_order: {chosen} orders the 15 corruptions of Hendrycks and "
-            f"Dietterich and knows no {', '.join(strange)}; use random, or leave it out."
+            f"Dietterich, without {', '.join(unknown)}; use random, or leave it out."
         )
     return np.argsort([place[name] for name in names])
 
@@ -117,10 +118,12 @@ def make_order(
     labels: Sequence[np.ndarray] = (),
     sequence: Sequence[int] | np.ndarray | None = None,
 ) -> Order:
-    """The order over domains of these sizes.
+    """The order of a stream over domains of these sizes.
 
-    labels: int64 [n] for each domain, read by the settings that labels decide. sequence: positions
-    of the domains in the order of their visits; as they are given by default.
+    labels: int64 [n] per domain, for settings whose order depends on labels. sequence: positions of
+    the domains in the order in which they are visited; by default 0, 1, 2, ...
+
+    Example: `make_order([100, 100], StreamSettings(), seed=0).sha256()`
     """
     visited = range(len(sizes)) if sequence is None else [int(d) for d in sequence]
     plan = _Plan(settings, seed, sizes, labels)
@@ -155,7 +158,7 @@ class _Plan:
     labels: Sequence[np.ndarray]
 
     def segments(self, visited: Sequence[int], round_number: int) -> list[np.ndarray]:
-        """The rows of a round, in parts that no batch crosses."""
+        """The rows of a round, in segments that no batch spans."""
         join = self.settings.kind.join
         visits = self._visits(visited, round_number)
         if join == "concatenate":
@@ -173,7 +176,7 @@ class _Plan:
         for number, d in enumerate(visited):
             for step, severity in enumerate(self.settings.severities_at(number)):
                 key = _ALIKE if self.settings.order == "alike" else d
-                # Without a walk the key stays what it was before there were walks.
+                # The key has the step only with a severity schedule, as in earlier releases.
                 keys = (self.seed, round_number, key, *([step] if severity else []))
                 rows = np.empty((self.sizes[d], 3), np.int32)
                 rows[:, 0], rows[:, 2] = d, severity
@@ -201,22 +204,22 @@ class _Plan:
         return self._by_label(rows, _rng(self.seed, round_number, _SHUFFLE, _LABELS))
 
     def _interleaved(self, visits: list[np.ndarray], round_number: int) -> list[np.ndarray]:
-        """Runs of whole batches: slot by slot, and in each the domains at random."""
+        """Runs of whole batches, slot by slot; domains are in random order within a slot."""
         rng = _rng(self.seed, round_number, _INTERLEAVE)
         size, slots = self.settings.batch_size, self.settings.slots
         assert slots is not None and self.settings.delta is not None
-        dealt: list[list[np.ndarray]] = [[] for _ in range(slots)]
+        runs: list[list[np.ndarray]] = [[] for _ in range(slots)]
         for rows in visits:
             p = rng.dirichlet(np.full(slots, self.settings.delta))
             batches = -(-len(rows) // size)
             cuts = (np.cumsum(p)[:-1] * batches).astype(np.int64) * size
-            for slot, part in zip(dealt, np.split(rows, cuts), strict=True):
-                slot.append(part)
-        parts = [slot[d] for slot in dealt for d in rng.permutation(len(slot))]
-        return [part for part in parts if len(part)]
+            for slot, run in zip(runs, np.split(rows, cuts), strict=True):
+                slot.append(run)
+        ordered = [slot[d] for slot in runs for d in rng.permutation(len(slot))]
+        return [run for run in ordered if len(run)]
 
     def _cross_faded(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
-        """Each image stands at its place along the domains, moved at random by the overlap."""
+        """Each image keeps its place along the domains, shifted at random within the overlap."""
         assert self.settings.overlap is not None
         place = np.concatenate(
             [d + (np.arange(len(v)) + 0.5) / len(v) for d, v in enumerate(visits)]

@@ -1,7 +1,7 @@
-"""Settings: what a user may choose about a stream, and the table of the protocols by name.
+"""Settings: what a user can choose about a stream, and the table of protocols by name.
 
-A setting says which severities a domain is seen at, how images follow each other inside a domain,
-how domains are joined, and whether the method is reset. docs/protocols.md defines each of them.
+A setting defines the severities of a domain, the order of images within a domain, how domains are
+joined, and whether the method is reset. docs/protocols.md defines each of them.
 """
 
 import difflib
@@ -23,14 +23,21 @@ DomainOrder = Literal[
 
 @dataclass(frozen=True)
 class Setting:
-    """A protocol.
+    """A protocol, in an entry of SETTINGS.
 
-    labels: how labels decide the order: not at all, in balanced chunks, in slots, or as a shift
-    of the label distribution. join: domains one after another (chain), the same with batches that
-    cross from one to the next (stream), all together (pool), dealt out in turns (deal), or
-    cross-faded (blend). walk: the severities a domain passes. parameters: with their defaults;
-    None means that the images decide. display_name: in tables and figures; the setting's name if
-    it is empty. citation: the BibTeX key of its paper, a key of `ctta_bench.registry.references()`.
+    definition, source: texts of `ctta-bench list settings`. join: how domains follow each other:
+    one after another ("concatenate"), the same with batches that span two domains ("continuous"),
+    all mixed ("shuffle"), in alternating runs of batches ("interleave"), or fading into each other
+    ("cross_fade"). labels: how labels determine the order: not at all (""), in balanced chunks
+    ("chunks"), in slots ("slots"), or by a shift of the label distribution ("shift").
+    severity_schedule: each domain passes rising and then falling severities ("rising"), or the
+    first domain only falling ones ("falling_first"). resets: reset the method at each domain.
+    parameters: names and default values; None: the default depends on the images. display_name: the
+    name in tables and figures; "": the setting's own name. citation: the BibTeX key of its paper, a
+    key of `ctta_bench.registry.references()`.
+
+    Example: `SETTINGS["my_cdc"] = Setting("as cdc, with resets", "own", "interleave", resets=True,
+    parameters={"delta": 0.5, "slots": 2})`
     """
 
     definition: str
@@ -79,14 +86,14 @@ _SEVERITIES: Mapping[str, Any] = {"severities": None}
 _SORTED: Mapping[str, Any] = {"delta": 0.0}
 _SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
 
-# One entry is all that a setting needs; a plug-in adds its own, SETTINGS["name"] = Setting(...).
+# A setting is one entry; a plug-in adds its own: SETTINGS["name"] = Setting(...).
 SETTINGS: dict[str, Setting] = {
     "continual": Setting(
-        "domains one after another, never a reset", "CoTTA (Wang et al., 2022); CSC of DPCore",
+        "domains one after another, without any reset", "CoTTA (Wang et al., 2022); CSC of DPCore",
         display_name="Continual", citation="wang2022cotta",
     ),
     "reset": Setting(
-        "as continual; the method starts anew at each domain, whose boundary it is told",
+        "as continual, but the method is reset at each domain boundary, which it thereby knows",
         "TENT (Wang et al., 2021); reset_each_shift of TTA-bench",
         resets=True,
         display_name="Reset per domain", citation="wang2021tent",
@@ -96,28 +103,28 @@ SETTINGS: dict[str, Setting] = {
         display_name="Mixed domains", citation="marsden2024roid",
     ),
     "gradual": Setting(
-        "each domain at severities 1, 2, ... up to `severity` and back to 1",
+        "each domain passes severities 1, 2, ... up to `severity` and back down to 1",
         f"gradual of {_TTA_BENCH}",
         severity_schedule="rising",
         parameters=_SEVERITIES,
         display_name="Gradual", citation="doebler2023rmt",
     ),
     "gradual_cotta": Setting(
-        "as gradual, but the first domain starts at its highest severity and falls",
+        "as gradual, but the first domain starts at its highest severity and only falls",
         "CoTTA's code for CIFAR10-C (qinenergy/cotta)",
         severity_schedule="falling_first",
         parameters=_SEVERITIES,
         display_name="Gradual (CoTTA)", citation="wang2022cotta",
     ),
     "correlated": Setting(
-        "inside each domain sorted by class (delta 0), or in Dirichlet(delta) chunks",
+        "each domain is sorted by class (delta 0) or ordered in Dirichlet(delta) chunks",
         f"correlated of {_TTA_BENCH}; NOTE (Gong et al., 2022)",
         labels="chunks",
         parameters=_SORTED,
         display_name="Correlated", citation="gong2022note",
     ),
     "reset_correlated": Setting(
-        "correlated, with a reset at each domain",
+        "as correlated, with a reset at each domain",
         f"reset_each_shift_correlated of {_TTA_BENCH}",
         labels="chunks",
         resets=True,
@@ -125,7 +132,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="Correlated, reset per domain", citation="marsden2024roid",
     ),
     "gradual_correlated": Setting(
-        "correlated inside each severity of gradual",
+        "as gradual, with the order of correlated within each severity",
         f"gradual_correlated of {_TTA_BENCH}",
         labels="chunks",
         severity_schedule="rising",
@@ -141,7 +148,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="Mixed and correlated", citation="marsden2024roid",
     ),
     "ptta": Setting(
-        "labels spread over slots by Dirichlet(delta); batches cross from domain to domain",
+        "classes are spread over slots by Dirichlet(delta); a batch may span two domains",
         "RoTTA (Yuan et al., 2023)",
         "continuous",
         labels="slots",
@@ -149,19 +156,19 @@ SETTINGS: dict[str, Setting] = {
         display_name="PTTA", citation="yuan2023rotta",
     ),
     "label_shift": Setting(
-        "one class after another prevails, `imbalance_ratio` times as likely as each other class",
+        "one class after another dominates, `imbalance_ratio` times as likely as each other class",
         _SAR,
         labels="shift",
         parameters=_SHIFT,
         display_name="Label shift", citation="niu2023sar",
     ),
     "reset_label_shift": Setting(
-        "label_shift, with a reset at each domain", _SAR, labels="shift", resets=True,
+        "as label_shift, with a reset at each domain", _SAR, labels="shift", resets=True,
         parameters=_SHIFT,
         display_name="Label shift, reset per domain", citation="niu2023sar",
     ),
     "cdc": Setting(
-        "domains return: their batches are dealt into `slots` slots by Dirichlet(delta)",
+        "domains recur: their batches are spread over `slots` slots by Dirichlet(delta)",
         "CDC of DPCore (Zhang et al., 2025)",
         "interleave",
         parameters={"delta": 1.0, "slots": 3},
@@ -169,7 +176,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "smooth": Setting(
         "each domain fades into the next over the share `overlap` of its length",
-        "own; after the smooth changes of CCC (Press et al., 2023)",
+        "own, after the smooth changes of CCC (Press et al., 2023)",
         "cross_fade",
         parameters={"overlap": 0.5},
         display_name="Smooth transitions", citation="press2023rdumb",
@@ -184,7 +191,7 @@ def setting_display_name(name: str) -> str:
 
 
 def _parameters() -> dict[str, None]:
-    """The parameters of all settings, each once, in the order of the table."""
+    """The parameters of all settings without repetition, in the order of the table."""
     return dict.fromkeys(key for setting in SETTINGS.values() for key in setting.parameters)
 
 
@@ -205,45 +212,57 @@ SettingName = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_en
 
 
 class StreamSettings(BaseModel):
-    """What a user may choose about a benchmark's stream; benchmarks set their own defaults."""
+    """What a user can choose about a benchmark's stream; benchmarks set their own defaults.
+
+    Example: `StreamSettings(setting="ptta", rounds=10)`. Raises ValueError for a key that the
+    setting does not use.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     setting: SettingName = Field(
         "continual", description="the protocol; `ctta-bench list settings` defines them"
     )
-    domains: tuple[str, ...] = Field((), description="domains in stream order; all if empty")
-    rounds: int = Field(1, ge=1, description="times the whole sequence is seen")
-    batch_size: int = Field(64, ge=1, description="images a batch")
-    examples: int | None = Field(None, ge=1, description="images a domain, the first ones; all")
-    order: ImageOrder = Field(
-        "file", description="inside a domain: stored order, shuffled by the seed, or all alike"
+    domains: tuple[str, ...] = Field((), description="domains in stream order; empty: all")
+    rounds: int = Field(1, ge=1, description="times that the whole sequence is repeated")
+    batch_size: int = Field(64, ge=1, description="images per batch")
+    examples: int | None = Field(
+        None, ge=1, description="images per domain, the first ones; null: all"
     )
-    # The keys below are None wherever they are not used, and then no part of a cell's identity.
+    order: ImageOrder = Field(
+        "file",
+        description="within a domain: stored order, shuffled by the seed, or alike: shuffled "
+        "equally in all domains",
+    )
+    # The keys below are None where they are not used; then they are not part of a cell's identity.
     domain_order: DomainOrder | None = Field(
-        None, description="visit the domains in a random order of the seed, or a published one"
+        None,
+        description="order of the domains: random (from the seed) or a published one",
     )
     reset_every: int | None = Field(
-        None, ge=1, description="reset after so many images, wherever the domains begin"
+        None, ge=1, description="reset after this many images, independent of domain boundaries"
     )
     delta: float | None = Field(
         None, ge=0, le=1e6, description="concentration of the Dirichlet draws; 0: sorted by class"
     )
-    slots: int | None = Field(None, ge=1, le=10_000, description="slots of ptta and cdc")
+    slots: int | None = Field(None, ge=1, le=10_000, description="number of slots in ptta and cdc")
     imbalance_ratio: float | None = Field(
         None, ge=1, description="q_max / q_min of label_shift; 1: no shift"
     )
     draws: float | None = Field(
-        None, gt=0, le=100, description="images drawn in label_shift, as a multiple of the domain"
+        None,
+        gt=0,
+        le=100,
+        description="images drawn in label_shift, as a multiple of the domain's size",
     )
     overlap: float | None = Field(
-        None, ge=0, le=1, description="share of a domain's length over which smooth changes"
+        None, ge=0, le=1, description="share of a domain's length over which smooth cross-fades"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """The setting's own defaults, so that a cell's record states them."""
+        """Fill in the defaults of the setting, so that a cell's record states them."""
         name = values.get("setting", cls.model_fields["setting"].default)
         defaults = SETTINGS[name].parameters if isinstance(name, str) and name in SETTINGS else {}
         given = {key: value for key, value in values.items() if value is not None}
@@ -259,13 +278,15 @@ class StreamSettings(BaseModel):
                     f"{key} is not used in setting {self.setting}, but in {', '.join(owners)}"
                 )
         if self.domain_order is not None and kind.join == "shuffle":
-            raise ValueError(f"domain_order means nothing in setting {self.setting}: leave it out")
+            raise ValueError(f"domain_order has no effect in setting {self.setting}: leave it out")
         if self.reset_every is not None and kind.resets:
-            raise ValueError(f"reset_every: setting {self.setting} resets at domains already")
+            raise ValueError(f"reset_every: setting {self.setting} already resets at each domain")
         if self.delta == 0 and kind.labels != "chunks" and "delta" in kind.parameters:
             raise ValueError(f"delta must be above 0 in setting {self.setting}")
         if kind.severity_schedule and "severities" not in type(self).model_fields:
-            raise ValueError(f"setting {self.setting} needs severities, which there are not here")
+            raise ValueError(
+                f"setting {self.setting} needs severities, which this benchmark does not have"
+            )
         return self
 
     @property
@@ -274,11 +295,11 @@ class StreamSettings(BaseModel):
         return SETTINGS[self.setting]
 
     def severities_at(self, visit: int) -> tuple[int, ...]:
-        """The severities of the domain that comes as number `visit`; (0,): the benchmark's own."""
+        """The severities of the domain visited as number `visit`; (0,): the benchmark's own."""
         return (0,)
 
     def record(self) -> dict[str, Any]:
-        """What cell.yaml holds: every key but those that are not used and None."""
+        """The content of cell.yaml: every key, without optional ones that are None."""
         values = self.model_dump(mode="json")
         optional = {*_parameters(), "domain_order", "reset_every"}
         return {k: v for k, v in values.items() if v is not None or k not in optional}
@@ -291,12 +312,12 @@ class CorruptionSettings(StreamSettings):
     severities: tuple[int, ...] | None = Field(
         None,
         min_length=1,
-        description="the walk of gradual; by default 1 up to `severity` and back",
+        description="severity schedule of gradual; by default 1 up to `severity` and back",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_walk(cls, values: Any) -> Any:
+    def _fill_in_severities(cls, values: Any) -> Any:
         name = values.get("setting", cls.model_fields["setting"].default)
         kind = SETTINGS.get(name) if isinstance(name, str) else None
         peak = values.get("severity", cls.model_fields["severity"].default)
@@ -312,13 +333,13 @@ class CorruptionSettings(StreamSettings):
     @model_validator(mode="after")
     def _severities_exist(self) -> "CorruptionSettings":
         if self.severities is not None and not set(self.severities) <= set(range(1, 6)):
-            raise ValueError(f"severities go from 1 to 5, not {list(self.severities)}")
+            raise ValueError(f"severities are numbers from 1 to 5, not {list(self.severities)}")
         if self.kind.severity_schedule and self.severities is None:
             raise ValueError(f"severity {self.severity!r}: write a whole number from 1 to 5")
         return self
 
     def severities_at(self, visit: int) -> tuple[int, ...]:
-        """The severities of a domain in the order of its visits, (0,) for `severity` alone."""
+        """The severities of the domain visited as number `visit`; (0,): only `severity`."""
         if self.severities is None:
             return (0,)
         if self.kind.severity_schedule == "falling_first" and visit == 0:
@@ -327,9 +348,9 @@ class CorruptionSettings(StreamSettings):
 
 
 class SegmentationSettings(StreamSettings):
-    """Settings of benchmarks of label maps: image by image, unless batches are asked for."""
+    """Settings of segmentation benchmarks: by default one image per batch."""
 
-    batch_size: int = Field(1, ge=1, description="images a batch; the protocol's is 1")
+    batch_size: int = Field(1, ge=1, description="images per batch; the protocol uses 1")
 
     @model_validator(mode="after")
     def _needs_no_class_of_an_image(self) -> "SegmentationSettings":
@@ -338,7 +359,7 @@ class SegmentationSettings(StreamSettings):
                 name for name, s in SETTINGS.items() if not (s.labels or s.severity_schedule)
             )
             raise ValueError(
-                f"setting {self.setting} orders images by their class, and an image of "
-                f"segmentation has no single one: choose {others}"
+                f"setting {self.setting} orders images by their class, but an image for "
+                f"segmentation has no single class: choose {others}"
             )
         return self

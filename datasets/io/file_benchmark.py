@@ -84,7 +84,7 @@ class FileBenchmark(Benchmark):
         wanted = self.settings.examples
         if wanted is not None and wanted > len(images.names):
             raise DataError(
-                f"benchmark.examples: {wanted} images asked for, but {images.folder} has "
+                f"benchmark.examples: {wanted} images requested, but {images.folder} has "
                 f"{len(images.names)}."
             )
         if self.decoded_cache is None:

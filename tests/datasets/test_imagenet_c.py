@@ -197,7 +197,7 @@ def test_a_cell_is_known_by_the_content_of_its_list_not_by_its_place(
 
 
 def test_more_examples_than_images_are_refused_with_the_folder(root: Path) -> None:
-    words = r"examples: 50 images asked for, but .*ImageNet-C/fog/5 has 6"
+    words = r"examples: 50 images requested, but .*ImageNet-C/fog/5 has 6"
     with pytest.raises(DataError, match=words):
         batch_domains(benchmark(root, examples=50))
 
@@ -299,7 +299,7 @@ def test_examples_are_counted_after_damaged_images_are_left_out(root: Path, tmp_
     spoil(root)
     result = run(root, tmp_path / "out", undecodable="skip", examples=5)
     assert [d["n"] for d in result["rounds"][0]["domains"]] == [5, 5]
-    with pytest.raises(DataError, match="6 images asked for"):
+    with pytest.raises(DataError, match="6 images requested"):
         run(root, tmp_path / "other", undecodable="skip", examples=6)
 
 
