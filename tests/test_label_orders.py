@@ -102,7 +102,9 @@ def test_chunks_that_stay_too_small_are_an_error_with_a_remedy(
 ) -> None:
     monkeypatch.setattr(label_orders, "ATTEMPTS", 5)
     labels = np.array([0] * 39 + [1])  # at this delta each class is whole: a chunk of one image
-    with pytest.raises(ConfigError, match=r"delta: with 1e-05, none of 5 draws split 40 images of 2 "):
+    with pytest.raises(
+        ConfigError, match=r"delta: with 1e-05, none of 5 draws split 40 images of 2 "
+    ):
         chunks(labels, settings("correlated", delta=1e-5), rng())
 
 

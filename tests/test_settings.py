@@ -95,7 +95,10 @@ def test_a_parameter_given_as_none_is_the_setting_s_default() -> None:
         ({"setting": "ptta", "delta": 0}, "delta must be above 0 in setting ptta"),
         ({"setting": "mixed", "domain_order": "random"}, "domain_order has no effect in setting"),
         ({"setting": "reset", "reset_every": 5}, "setting reset already resets at each domain"),
-        ({"setting": "gradual", "severities": [3, 6]}, "severities are numbers from 1 to 5, not [3, 6]"),
+        (
+            {"setting": "gradual", "severities": [3, 6]},
+            "severities are numbers from 1 to 5, not [3, 6]",
+        ),
         ({"setting": "gradual", "severity": 6}, "benchmark c.severity: 6: input should be less"),
         ({"setting": "gradually"}, "benchmark c.setting: 'gradually': input should be 'continual'"),
         ({"setting": "gradually"}, "'cdc' or 'smooth'; did you mean 'gradual'?"),

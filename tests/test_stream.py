@@ -149,7 +149,9 @@ def test_what_a_stream_needs_is_told_before_it_is_read() -> None:
 
 
 def test_a_severity_that_the_benchmark_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gradual needs the severities 4, 5, which graded does not"):
+    with pytest.raises(
+        ConfigError, match="gradual needs the severities 4, 5, which graded does not"
+    ):
         graded(setting="gradual")
 
 
@@ -167,7 +169,7 @@ def test_batches_go_to_a_loader_s_workers() -> None:
 
 
 def test_a_published_order_of_domains_is_checked_with_the_domains() -> None:
-    with pytest.raises(ConfigError, match=r"rotta orders the 15 corruptions .* no a, b, c"):
+    with pytest.raises(ConfigError, match=r"rotta orders the 15 corruptions .* without a, b, c"):
         Numbered(settings(domain_order="rotta")).chosen_domains()
     chosen = stream(domain_order="random", order="file", seed=3)
     assert sorted({int(b.domain[0]) for b in chosen.batches()}) == [0, 1, 2]

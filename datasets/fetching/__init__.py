@@ -1,1 +1,1 @@
-"""Data from elsewhere: sources, downloads, archives, checksums."""
+"""Published data: where they come from, downloads, archives, checksums."""

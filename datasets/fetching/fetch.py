@@ -1,6 +1,6 @@
-"""Download a file: resumed where it was cut, checked, and never under its final name until whole.
+"""Download a file: resumable, checked, and under its final name only when it is complete.
 
-Proxies are those of the environment (`http_proxy`, `https_proxy`, `no_proxy`); nothing is asked.
+Proxies come from the environment (`http_proxy`, `https_proxy`, `no_proxy`). Nothing is prompted.
 """
 
 import http.client
@@ -17,13 +17,13 @@ from ctta_bench.errors import DataError
 
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 5  # in a row without a new byte
-# What a connection raises when it breaks; OSError covers refusals, resets, time-outs, names.
+# What a broken connection raises; OSError covers refusals, resets, time-outs and name look-ups.
 _BROKEN = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file elsewhere; size in bytes and md5 in hex, None where nobody published them."""
+    """A file on a server; size in bytes and md5 in hex, None if not published."""
 
     url: str
     size: int | None = None
@@ -38,10 +38,11 @@ class Remote:
 def fetch(
     remote: Remote, target: Path, *, report: Report | None = None, pause: float = 2.0
 ) -> None:
-    """Download `remote` to `target`; a cut download goes on from its `.part` file.
+    """Download `remote` to `target`; an interrupted download resumes from its `.part` file.
 
-    pause: seconds before a broken connection is tried again, longer each time. Raises DataError if
-    the server has no such file or another one, if it can't be reached, or if the disk is full.
+    pause: seconds before the first retry of a broken connection; each further pause is longer.
+    Raises DataError if the server has no such file or a different one, if it cannot be reached, or
+    if the disk is full.
     """
     part, best, failures = target.with_name(f"{target.name}.part"), -1, 0
     with writing(part):
@@ -78,11 +79,11 @@ def check(file: Path, remote: Remote, report: Report | None = None, *, delete: b
         if delete:
             file.unlink()
         end = (
-            "it was deleted: give the command again, or another --mirror"
+            "it was deleted: run the command again, or use another --mirror"
             if delete
-            else "get it anew"
+            else "download it again"
         )
-        raise DataError(f"{file}: {wrong}, so it is damaged or another file; {end}.")
+        raise DataError(f"{file}: {wrong}, so it is damaged or a different file; {end}.")
 
 
 def _is_whole(part: Path, remote: Remote) -> bool:
@@ -90,38 +91,38 @@ def _is_whole(part: Path, remote: Remote) -> bool:
 
 
 def _transfer(remote: Remote, part: Path, report: Report | None) -> bool:
-    """Append what is missing to `part`; whether the file is whole then."""
+    """Append the missing bytes to `part`; returns whether the file is complete."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "ctta-bench", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
         request = urllib.request.Request(remote.url, headers=headers)
-        # An opener of our own: the module's keeps the proxies of its first use.
+        # A new opener: the module's own one remembers the proxies of its first use.
         response = urllib.request.build_opener().open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # nothing behind what is there: it is whole, or another one
+        if error.code == 416 and have:  # no more bytes: it is complete, or a different file
             if remote.md5 is not None and md5_of(part) == remote.md5:
                 return True
             part.unlink()
             return False
         if error.code in (408, 429) or error.code >= 500:
-            raise  # it may be over soon
+            raise  # may be temporary
         raise DataError(
             f"{remote.url}: the server answered {error.code} ({error.reason}); get the file in "
-            "another way and name its folder with --mirror."
+            "another way and give its folder with --mirror."
         ) from error
     with response:
-        start = have if _goes_on(response, have) else 0
+        start = have if _resumes(response, have) else 0
         total = _total(response, start)
         _check_offer(remote, response, total)
         end = _store(response, part, start, total or remote.size or 0, report)
     return end == total if total is not None else True
 
 
-def _goes_on(response: Any, have: int) -> bool:
-    """Whether the server sends the rest, or the whole file from its start (it may do either)."""
+def _resumes(response: Any, have: int) -> bool:
+    """Whether the server sends only the rest; it may also send the whole file again."""
     described = response.headers.get("Content-Range", "")
     return response.status == 206 and described.startswith(f"bytes {have}-")
 
@@ -133,20 +134,20 @@ def _total(response: Any, start: int) -> int | None:
 
 def _check_offer(remote: Remote, response: Any, total: int | None) -> None:
     kind = response.headers.get_content_type()
-    is_page = kind == "text/html"  # an error page or a form, sent as if it were the file
+    is_page = kind == "text/html"  # an error page or a form instead of the file
     if is_page or (total is not None and remote.size is not None and total != remote.size):
         wanted = f"{remote.size:,} bytes" if remote.size is not None else "an archive"
         offered = f"{total:,} bytes" if total is not None else "a file of unknown size"
         raise DataError(
             f"{remote.url}: the server offers {offered} ({kind}) instead of {wanted}; get the file "
-            "in another way and name its folder with --mirror."
+            "in another way and give its folder with --mirror."
         )
 
 
 def _store(response: Any, part: Path, start: int, total: int, report: Report | None) -> int:
     position = start
     with writing(part):
-        # Unbuffered: what doesn't fit on the disk is told at once, not when the file is closed.
+        # Unbuffered, so that a full disk raises an error at once and not when the file is closed.
         file = part.open("r+b" if start else "wb", buffering=0)
     with file:
         file.seek(start)
@@ -165,6 +166,6 @@ def _store(response: Any, part: Path, start: int, total: int, report: Report | N
 def _gave_up(remote: Remote, target: Path, have: int, reason: str) -> str:
     of = f" of {remote.size:,}" if remote.size is not None else ""
     return (
-        f"{remote.url}: could not be fetched ({reason}); {have:,}{of} bytes are there and the same "
-        f"command goes on from them, or name a folder that holds {target.name} with --mirror."
+        f"{remote.url}: could not be fetched ({reason}); {have:,}{of} bytes are there, and the "
+        f"same command resumes from them; or give a folder that holds {target.name} with --mirror."
     )

@@ -1,4 +1,4 @@
-"""Which data sets there are: fetched, got by hand, embedded, or a user's own."""
+"""The data sets that benchmarks use: downloaded, fetched by hand, embedded, or a user's own."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from ctta_bench.registry import BENCHMARKS, canonical
 
 
 def known_data(root: Path) -> list[dict[str, Any]]:
-    """A row a data set: name, how one gets it, whether it is under `root`, title, layout."""
+    """One row per data set: name, how to get it, whether it is under `root`, title, layout."""
     table = origins()
     rows = [
         {
@@ -31,7 +31,7 @@ def known_data(root: Path) -> list[dict[str, Any]]:
 
 
 def embedded_or_own(name: str) -> str | None:
-    """A sentence for a benchmark that needs no fetching, None for any other."""
+    """A sentence for a benchmark that needs no download, None for any other."""
     if canonical(name) in origins() or canonical(name) not in BENCHMARKS.entries():
         return None
     if canonical(name) == "image_folder":

@@ -1,4 +1,4 @@
-"""Get a benchmark's data: download, check, unpack, and put whole folders in their places."""
+"""Get a benchmark's data: download, check, unpack, and move complete folders into place."""
 
 import shutil
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from ctta_bench.datasets.io.files import locked, write_json, writing
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
 from ctta_bench.errors import DataError
 
-DOWNLOADS = "downloads"  # folder of archives, and of what was unpacked, under the data root
-Step = Callable[[str, int, int], None]  # (what, bytes done, bytes in all)
+DOWNLOADS = "downloads"  # folder under the data root, for archives and records of unpacking
+Step = Callable[[str, int, int], None]  # (what, bytes done, bytes in total)
 
 
 def missing(archive: Archive, root: Path) -> list[str]:
-    """The folders that an archive provides and the root lacks."""
+    """The folders of an archive that are missing under the root."""
     return [name for name in archive.provides if not (root / archive.into / name).exists()]
 
 
@@ -29,10 +29,10 @@ def obtain(
     report: Step | None = None,
     pause: float = 2.0,
 ) -> bool:
-    """Fetch and unpack an archive unless its folders are there; whether anything was done.
+    """Download and unpack an archive unless its folders exist; returns whether anything was done.
 
-    mirror: a folder or http(s) address that holds the file under its own name. Raises DataError for
-    every fault; then nothing stands under a final name, and the same command goes on.
+    mirror: a folder or http(s) address that holds the file under its own name. Raises DataError if
+    anything fails; then no incomplete folder has a final name, and the same command resumes.
     """
     downloads = root / DOWNLOADS
     with locked(downloads / archive.file):
@@ -53,7 +53,7 @@ def obtain(
 
 
 def _refuse_self_made(archive: Archive, root: Path) -> None:
-    """A self-made set of the same name is not what was asked for."""
+    """Raise DataError if a self-made set of the same name is in the way."""
     for folder in (root / archive.into, *(root / archive.into / n for n in archive.provides)):
         if (manifest := read_manifest(folder)) is not None:
             raise DataError(
@@ -74,7 +74,7 @@ def _refuse_a_mix(archive: Archive, root: Path, lacking: list[str]) -> None:
 def _file(
     archive: Archive, downloads: Path, mirror: str | None, report: Step | None, pause: float
 ) -> Path:
-    """The checked archive: from a folder it is used where it is."""
+    """The archive, checked; one in a local folder is used where it is."""
     remote = Remote(archive.url, archive.bytes, archive.md5)
 
     def progress_of(what: str) -> Callable[[int, int], None] | None:
@@ -98,7 +98,7 @@ def _file(
 
 
 def _refuse_a_small_disk(archive: Archive, downloads: Path) -> None:
-    """The archive and what it unpacks to must fit, where the size is known."""
+    """Raise DataError if the archive and its content do not fit; nothing if the size is unknown."""
     if archive.bytes is None:
         return
     part = downloads / f"{archive.file}.part"
@@ -108,7 +108,7 @@ def _refuse_a_small_disk(archive: Archive, downloads: Path) -> None:
         free = shutil.disk_usage(downloads).free
     if free < needed:
         raise DataError(
-            f"{downloads}: {archive.file} and what it unpacks to need {needed / 1e9:.1f} GB, but "
+            f"{downloads}: {archive.file} and its content need {needed / 1e9:.1f} GB, but "
             f"{free / 1e9:.1f} GB are free; free some space or choose another --root."
         )
 
@@ -117,7 +117,7 @@ def _unpack(
     archive: Archive, file: Path, staged: Path, downloads: Path, report: Step | None
 ) -> None:
     if staged.exists():
-        shutil.rmtree(staged)  # a half-unpacked one
+        shutil.rmtree(staged)  # left by an interrupted call
     try:
         with writing(staged):
             staged.mkdir(parents=True)
@@ -131,7 +131,7 @@ def _unpack(
         lacking = [name for name in archive.provides if not (staged / name).exists()]
         if lacking:
             raise DataError(
-                f"{file}: lacks {', '.join(lacking)}; it is another archive: delete it."
+                f"{file}: does not hold {', '.join(lacking)}; it is a different archive: delete it."
             )
         record = {
             "archive": archive.file,
@@ -147,7 +147,7 @@ def _unpack(
 
 
 def _move_into_place(staged: Path, into: Path) -> None:
-    """Move whole folders to their places; interrupted, the next call goes on."""
+    """Move complete folders into place; after an interruption the next call resumes."""
     with writing(into):
         for entry in sorted(staged.iterdir()):
             if entry.name != ".whole" and not (into / entry.name).exists():

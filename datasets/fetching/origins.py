@@ -1,4 +1,4 @@
-"""Where data comes from: origins.yaml, read and checked."""
+"""The origin of each benchmark's data: origins.yaml, read and checked."""
 
 import difflib
 import functools
@@ -15,7 +15,7 @@ TABLE = Path(__file__).with_name("origins.yaml")
 
 
 class Archive(BaseModel):
-    """A file to fetch, and what it unpacks to: the folders `provides` in ROOT/`into`."""
+    """A file to download; it unpacks to the folders `provides` in ROOT/`into`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,19 +27,19 @@ class Archive(BaseModel):
     into: str
     provides: tuple[str, ...]
     group: int = Field(
-        0, ge=0, description="levels of folders with a checksum of their own; 0: all"
+        0, ge=0, description="levels of folders with their own checksum; 0: one checksum for all"
     )
     optional: bool = False
 
     @property
     def what_is_checked(self) -> str:
-        """The checks that this file gets, in words."""
+        """The checks of this file, in words."""
         size = f"{self.bytes:,} bytes" if self.bytes else "size unknown"
-        return f"{size}, md5 {self.md5 or 'unknown, the size alone is checked'}"
+        return f"{size}, md5 {self.md5 or 'unknown, only the size is checked'}"
 
 
 class Origin(BaseModel):
-    """What is known of a benchmark's data; either `archives` or `by_hand`."""
+    """Where a benchmark's data come from: either `archives` or `by_hand`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class Origin(BaseModel):
 
     @property
     def folders(self) -> list[str]:
-        """The folders under the data root that the layout speaks of first."""
+        """The top folders of the layout, under the data root."""
         if not self.archives:
             return [part.partition("/")[0] for part in self.layout.split(" and ")]
         names = [[*a.provides] if a.into == "." else [a.into] for a in self.archives]
@@ -60,13 +60,13 @@ class Origin(BaseModel):
 
     @property
     def bytes(self) -> int:
-        """Size of the archives that are fetched without --part, as far as it is known."""
+        """Total of the known sizes of the archives that are downloaded without --part."""
         return sum(archive.bytes or 0 for archive in self.chosen(()))
 
     def chosen(self, parts: tuple[str, ...]) -> tuple[Archive, ...]:
-        """The archives of these parts; without names, all that aren't optional.
+        """The archives with these part names (--part); without names, all that are not optional.
 
-        Raises ConfigError for a part that the benchmark lacks.
+        Raises ConfigError for an unknown part.
         """
         known = {archive.part: archive for archive in self.archives}
         for part in parts:
@@ -77,13 +77,13 @@ class Origin(BaseModel):
 
 @functools.cache
 def origins() -> dict[str, Origin]:
-    """Every origin by its benchmark's name."""
+    """All origins by benchmark name."""
     table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return {name: Origin.model_validate(entry) for name, entry in table.items()}
 
 
 def find_origin(name: str) -> Origin:
-    """The origin of a benchmark. Raises ConfigError with close names."""
+    """The origin of a benchmark. Raises ConfigError that suggests close names."""
     table = origins()
     if canonical(name) not in table:
         close = difflib.get_close_matches(canonical(name), table, n=1)
@@ -95,11 +95,11 @@ def find_origin(name: str) -> Origin:
 
 
 def by_hand_sentence(name: str, root: Path) -> str:
-    """Where a person gets what is not fetched, and how the folder must look then."""
+    """How to get data that this command does not download, and the layout that they must have."""
     origin = find_origin(name)
     assert origin.by_hand is not None
     layout = re.sub(r"\s+", " ", origin.layout)
     return (
-        f"{canonical(name)} is not fetched by this command: {origin.by_hand}; unpack it so that "
+        f"{canonical(name)} is not downloaded by this command: {origin.by_hand}; unpack it so that "
         f"{root} holds {layout}."
     )

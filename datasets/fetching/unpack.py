@@ -1,9 +1,9 @@
-"""Unpack archives of other people: regular files inside the target, and nothing else.
+"""Unpack third-party archives: only regular files inside the target folder.
 
-A member that is a link, a device, or leads outside the target is refused by name, and with it the
-archive. Permissions and owners of the archive are not taken over. tarfile's data filter is milder:
-it lets links inside the target through and strips the slash of absolute names. It knows no zip, and
-Python 3.10.0 to 3.10.11 and 3.11.0 to 3.11.3 lack it.
+An archive with a link, a device, or a path outside the target is refused, and the error names the
+member. Permissions and owners are not taken over. The data filter of tarfile is less strict: it
+accepts links inside the target and strips the slash of absolute names. It does not support zip, and
+Python 3.10.0 to 3.10.11 and 3.11.0 to 3.11.3 do not have it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import IO
 from ctta_bench.datasets.io.files import CHUNK, Report, TreeDigest, writing
 from ctta_bench.errors import DataError
 
-# What damaged archives raise while they are read.
+# What reading a damaged archive raises.
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError)
 
 
@@ -27,9 +27,9 @@ def unpack(
 ) -> dict[str, TreeDigest]:
     """Unpack a tar (plain or compressed) or zip into the folder `target`.
 
-    Returns a checksum by folder, the folders being the first `group` levels of the members' paths
-    ("" for all of them when it is 0). `report(bytes of the archive read, its size)`.
-    Raises DataError for an archive that is damaged or holds a member that is refused.
+    Returns checksums by folder: the first `group` levels of the members' paths (0: one checksum
+    under ""). `report(bytes of the archive read, its size)` is called after each file. Raises
+    DataError for an archive that is damaged or holds a refused member.
     """
     sums: dict[str, TreeDigest] = {}
     size = archive.stat().st_size
@@ -48,13 +48,13 @@ def unpack(
                 report(position, size)
     except _DAMAGED as error:
         raise DataError(
-            f"{archive}: is not a whole archive ({error}); delete it and get it anew."
+            f"{archive}: is damaged or incomplete ({error}); delete it and download it again."
         ) from error
     return sums
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
-    """Names, streams (None: a folder) and places in the file of an archive's members."""
+    """An archive's members: name, stream (None: a folder), and position in the archive's file."""
     if zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):
         yield from _zip_members(archive)
     else:
@@ -64,7 +64,7 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
 def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
     with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as tar:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # else a million of them in memory
+            tar.members.clear()  # type: ignore[attr-defined] # else a million entries stay in memory
             if not (member.isreg() or member.isdir()):
                 raise _special(archive, member.name, member.issym() or member.islnk())
             yield member.name, tar.extractfile(member) if member.isreg() else None, file.tell()
@@ -94,7 +94,7 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
 
 
 def _special(archive: Path, name: str, is_link: bool) -> DataError:
-    return _refusal(archive, name, "a link" if is_link else "no regular file")
+    return _refusal(archive, name, "a link" if is_link else "not a regular file")
 
 
 def _refusal(archive: Path, name: str, what: str) -> DataError:
@@ -111,7 +111,7 @@ def _store(archive: Path, stream: IO[bytes], path: Path) -> str:
         try:
             file = path.open("xb", buffering=0)
         except FileExistsError:
-            raise DataError(f"{archive}: holds {path.name!r} twice; get it anew.") from None
+            raise DataError(f"{archive}: holds {path.name!r} twice; download it again.") from None
     with stream, file:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)

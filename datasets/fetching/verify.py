@@ -1,4 +1,4 @@
-"""Compare what is on disk with checksums: the publisher's, those of unpacking, or the maker's."""
+"""Compare data on disk with checksums: published ones, those of unpacking, or of a manifest."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Verdict = Literal["whole", "differs", "missing", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one file or folder: place, verdict, and against what it was held."""
+    """The check of one file or folder: its path, the verdict, and what it was compared with."""
 
     place: str
     verdict: Verdict
@@ -27,9 +27,12 @@ class Finding:
 def verify(
     benchmark: str, root: Path, report: Callable[[str], None] | None = None
 ) -> list[Finding]:
-    """Hold the data of a benchmark against its checksums, file by file or folder by folder.
+    """Compare the data of a benchmark with their checksums, by file or by folder.
 
-    `report(place)` before each. Where no checksum is known the verdict is "unknown", never "whole".
+    `report(place)` is called before each check. Without a checksum the verdict is "unknown", never
+    "whole".
+
+    Example: `all(finding.verdict == "whole" for finding in verify("cifar10_c", root))`
     """
     origin = find_origin(benchmark)
     findings = []
@@ -60,10 +63,13 @@ def _folder(
 
 
 def _expected(origin: Origin, root: Path, folder: str) -> dict[str, tuple[list[int | str], str]]:
-    """Number of files and checksum by place, and who says so; the nearest witness speaks."""
+    """By path: number of files, checksum, and where these come from.
+
+    A manifest has priority over published checksums, and these over the record of unpacking.
+    """
     manifest = read_manifest(root / folder)
     if manifest is not None:
-        against = f"its maker's manifest: {footnote(manifest)}"
+        against = f"its manifest: {footnote(manifest)}"
         return {f"{folder}/{unit}": (d, against) for unit, d in manifest["units"].items()}
     published = {
         place: ([1, md5], "the published md5")
@@ -83,6 +89,6 @@ def _unpacked(origin: Origin, root: Path, folder: str) -> dict[str, tuple[list[i
             units = json.loads(record.read_text("utf-8"))["units"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{record}: is damaged ({error}); delete it.") from error
-        against = f"what was unpacked of {archive.file} (md5 {archive.md5})"
+        against = f"the unpacked content of {archive.file} (md5 {archive.md5})"
         found |= {f"{folder}/{unit}": (digest, against) for unit, digest in units.items()}
     return found

@@ -1,4 +1,4 @@
-"""Corrupted sets made from clean images."""
+"""Corrupted sets, made from clean images."""
 
 from ctta_bench.names import late
 

@@ -1,4 +1,4 @@
-"""Corrupted images, made once and kept: shards on disk, made by worker processes on all cores."""
+"""A cache of corrupted images: shards on disk, made once by worker processes."""
 
 import functools
 import hashlib
@@ -13,15 +13,16 @@ from ctta_bench.datasets.making import corruptions
 from ctta_bench.datasets.making.workers import run_workers
 from ctta_bench.errors import DataError
 
-SHARD = 250  # images a file: a short stream makes few images
+SHARD = 250  # images per file; small, so that a short stream makes few images
 
 
 @dataclass(frozen=True)
 class CorruptedCache:
-    """Corrupted forms of clean images under one folder.
+    """Corrupted versions of clean images, under one folder.
 
     clean: an .npz with `images` uint8 [n, H, W] or [n, H, W, 3], zero-padded to `side` x `side`.
-    The folder's name holds a hash of all that decides a pixel, so that stale images are never read.
+    The folder's name contains a hash of everything that determines a pixel, so outdated images are
+    never read.
     """
 
     clean: Path
@@ -32,7 +33,7 @@ class CorruptedCache:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """Where the shards of this version are (the clean images are hashed once)."""
+        """The folder of this version's shards; the clean images are hashed once."""
         digest = hashlib.sha256(self.clean.read_bytes())
         digest.update(
             f"{self.side} {self.parameters} {self.seed} {SHARD} {corruptions.VERSION}".encode()
@@ -40,7 +41,7 @@ class CorruptedCache:
         return self.root / f"{self.clean.stem}-{digest.hexdigest()[:12]}"
 
     def shard(self, corruption: str, severity: int, number: int) -> Path:
-        """The file of images SHARD * number on, uint8 [<= SHARD, 3, side, side]."""
+        """The file that starts with image SHARD * number: uint8 [<= SHARD, 3, side, side]."""
         return self.folder / f"{corruption}-{severity}-{number:03d}.npy"
 
     def make(
@@ -51,9 +52,10 @@ class CorruptedCache:
         workers: int,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Make what is missing of the first `count` images for each (corruption, severity).
+        """Make the missing shards of the first `count` images for each (corruption, severity).
 
-        `report(done, total)` is called while images are made. Raises DataError if a worker fails.
+        `report(done, total)` is called while shards are made. Raises DataError if a worker fails or
+        the folder cannot be written.
         """
         numbers = range(-(-count // SHARD))
         tasks = [
@@ -64,12 +66,12 @@ class CorruptedCache:
         ]
         if not tasks:
             return
-        _mapped.cache_clear()  # what is made anew must not be read from its old map
+        _mapped.cache_clear()  # new shards must not be read through old memory maps
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(
-                f"{self.folder}: the cache of corrupted images cannot be made ({error.strerror}); "
+                f"{self.folder}: corrupted images cannot be written here ({error.strerror}); "
                 "set CTTA_BENCH_DATA or --data-root to a writable folder."
             ) from error
         try:
@@ -80,7 +82,7 @@ class CorruptedCache:
             ) from error
 
     def load(self, corruption: str, severity: int, index: np.ndarray) -> np.ndarray:
-        """Images uint8 [k, 3, side, side] by number; they must have been made."""
+        """Images uint8 [k, 3, side, side] by number; `make` must have made them."""
         out = np.empty((len(index), 3, self.side, self.side), np.uint8)
         for number in np.unique(index // SHARD):
             shard = _mapped(self.shard(corruption, severity, int(number)))
@@ -89,7 +91,7 @@ class CorruptedCache:
         return out
 
     def write_shard(self, task: tuple[str, int, int]) -> None:
-        """Make one shard (corruption, severity, number); it gets its name when it is whole."""
+        """Make one shard (corruption, severity, number); it gets its name once it is complete."""
         corruption, severity, number = task
         clean = padded(self.clean, self.side)[number * SHARD : (number + 1) * SHARD]
         indices = range(number * SHARD, number * SHARD + len(clean))
@@ -107,12 +109,12 @@ class CorruptedCache:
 
 @functools.lru_cache(maxsize=32)
 def _mapped(file: Path) -> np.ndarray:
-    """A shard as a memory map; opening one costs more than reading a batch from it."""
+    """A shard as a memory map; cached, since opening one takes longer than reading a batch."""
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def padded(file: Path, side: int) -> np.ndarray:
-    """The clean images as uint8 [n, side, side, 3], zero-padded evenly, grey repeated."""
+    """The clean images, uint8 [n, side, side, 3]: zero-padded evenly, grey repeated to RGB."""
     with np.load(file, allow_pickle=False) as arrays:
         images = arrays["images"]
     if images.ndim == 3:
@@ -123,7 +125,7 @@ def padded(file: Path, side: int) -> np.ndarray:
 
 
 def is_whole(file: Path, side: int) -> bool:
-    """Whether a shard is there and readable; a damaged one is made anew."""
+    """Whether a shard exists and is readable; a damaged one is made again."""
     try:
         shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
     except (OSError, ValueError, EOFError):

@@ -1,6 +1,6 @@
-"""Clean images to corrupt: a folder CLASS/IMAGE, or an array, each image by its number.
+"""Clean images to corrupt: a folder CLASS/IMAGE or an array; images are read by number.
 
-No torch: worker processes read these too.
+Without torch, since worker processes import this too.
 """
 
 import functools
@@ -23,7 +23,7 @@ class CleanImages(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The class and a name without a suffix, unique."""
+        """Unique names: class and file name without suffix."""
         ...
 
     @property
@@ -36,16 +36,16 @@ class CleanImages(Protocol):
         ...
 
     def sha256(self) -> str:
-        """A hash of what the images are."""
+        """A hash that identifies the images."""
         ...
 
 
 @dataclass(frozen=True)
 class CleanFolder:
-    """Images of FOLDER/CLASS/IMAGE, in the order of their sorted relative names.
+    """Images FOLDER/CLASS/IMAGE, sorted by relative name.
 
-    Grey images and such with transparency are taken as RGB, as Pillow converts them. `classes`: of
-    the images of a flat folder, by file name; they count as if they lay in folders of these names.
+    Grey and transparent images are converted to RGB by Pillow. `classes`: for a folder without
+    class folders, the class of each file name; files then count as if in folders of these names.
     """
 
     folder: Path
@@ -62,16 +62,18 @@ class CleanFolder:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The files without their suffixes. Raises DataError if two are the same then."""
+        """The files without suffixes. Raises DataError if two become equal."""
         names = [file.rpartition(".")[0] for file in self.files]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{self.folder}: {twice} is there twice, under two suffixes.")
+            raise DataError(
+                f"{self.folder}: {twice} exists with two suffixes; remove one of the files."
+            )
         return names
 
     @property
     def labels(self) -> np.ndarray:
-        """Positions of the classes among the sorted class folders."""
+        """Position of each image's class among the sorted classes, int64 [n]."""
         flat = self.classes
         names = subfolders(self.folder) if flat is None else sorted(set(flat.values()))
         position = {name: label for label, name in enumerate(names)}
@@ -79,14 +81,14 @@ class CleanFolder:
         return np.asarray(labels, np.int64)
 
     def image(self, number: int) -> U8:
-        """uint8 [size, size, 3]. Raises DataError naming a file that does not decode."""
+        """uint8 [size, size, 3]. Raises DataError that names a file which cannot be decoded."""
         return decode(self._path(self.files[number]), self.geometry).transpose(1, 2, 0)
 
     def _path(self, file: str) -> Path:
         return self.folder / (file if self.classes is None else file.rpartition("/")[2])
 
     def sha256(self) -> str:
-        """Of names, sizes in bytes and geometry: reading all of ImageNet would take its time."""
+        """Hash of names, file sizes and geometry; reading all of ImageNet would take too long."""
         digest = hashlib.sha256(repr(self.geometry).encode())
         for file in self.files:
             digest.update(f"{file}\0{self._path(file).stat().st_size}\n".encode())
@@ -95,9 +97,9 @@ class CleanFolder:
 
 @dataclass(frozen=True)
 class CleanArray:
-    """Images of an .npy file, memory-mapped: uint8 [n, H, W, 3], or [n, H, W] taken as RGB.
+    """Images of an .npy file, memory-mapped: uint8 [n, H, W, 3], or grey [n, H, W] read as RGB.
 
-    `classes`: names of the classes by label; None: the labels themselves.
+    `classes`: class names by label; None: the labels are the names.
     """
 
     file: Path
@@ -134,66 +136,65 @@ class CleanArray:
         return np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image
 
     def sha256(self) -> str:
-        """Of images and labels."""
+        """Hash of images and labels."""
         digest = hashlib.sha256(np.ascontiguousarray(self._images).data)
         digest.update(np.asarray(self.labels, "<i8").tobytes())
         return digest.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the mapped images: who unpickles it maps the file anew."""
+        """Without the mapped images: each process maps the file itself."""
         return {name: value for name, value in vars(self).items() if name != "_images"}
 
 
-def clean_images(source: Path, geometry: Geometry, work: Path) -> CleanImages:
+def clean_images(path: Path, geometry: Geometry, work: Path) -> CleanImages:
     """The images of a folder CLASS/IMAGE, of an .npz (`images`, `labels`), or of an .npy.
 
-    An .npy needs a labels.npy beside it.
-    `geometry` is for folders; arrays are taken as they are. `work`: a folder for unpacked arrays.
-    Raises DataError if there is nothing of the kind.
+    An .npy needs a labels.npy in the same folder. `geometry` applies to folders; arrays are used as
+    they are. `work`: a folder for unpacked arrays. Raises DataError for any other path.
     """
-    if source.is_dir():
-        from ctta_bench.datasets.io.flat_val import flat_classes  # knows ImageNet's classes by timm
+    if path.is_dir():
+        from ctta_bench.datasets.io.flat_val import flat_classes  # reads ImageNet's classes of timm
 
-        clean: CleanImages = CleanFolder(source, geometry, flat_classes(source))
-    elif source.suffix == ".npy":
-        clean = CleanArray(source, _labels(_load(source.with_name("labels.npy")), source))
-    elif source.suffix == ".npz":
-        clean = _unpacked(source, work)
+        clean: CleanImages = CleanFolder(path, geometry, flat_classes(path))
+    elif path.suffix == ".npy":
+        clean = CleanArray(path, _labels(_load(path.with_name("labels.npy")), path))
+    elif path.suffix == ".npz":
+        clean = _unpacked(path, work)
     else:
         raise DataError(
-            f"--source {source}: is no folder CLASS/IMAGE, no .npz with images and labels, and no "
-            ".npy beside a labels.npy."
+            f"--source {path}: is no folder CLASS/IMAGE, no .npz with images and labels, and no "
+            ".npy next to a labels.npy."
         )
     if not len(clean.labels):
-        raise DataError(f"--source {source}: holds no images in class folders.")
+        raise DataError(f"--source {path}: holds no images in class folders.")
     return clean
 
 
 def store(
     images: np.ndarray, labels: np.ndarray, work: Path, classes: Sequence[str] | None = None
 ) -> CleanArray:
-    """Images in memory, uint8 [n, H, W(, 3)], as an array that worker processes can open."""
+    """Write images in memory, uint8 [n, H, W(, 3)], to an array that worker processes can open."""
     file = work / "clean.npy"
     with atomic(file) as temporary, temporary.open("wb") as stream:
         np.save(stream, images)
     return CleanArray(file, np.asarray(labels, np.int64), classes)
 
 
-def _unpacked(source: Path, work: Path) -> CleanArray:
-    arrays = _load(source)
+def _unpacked(file: Path, work: Path) -> CleanArray:
+    arrays = _load(file)
     try:
         lacking = {"images", "labels"} - set(arrays.files)
         if lacking:
-            raise DataError(f"{source}: lacks the array {' and '.join(sorted(lacking))}.")
-        return store(arrays["images"], _labels(arrays["labels"], source), work)
+            raise DataError(f"{file}: lacks the array {' and '.join(sorted(lacking))}.")
+        return store(arrays["images"], _labels(arrays["labels"], file), work)
     finally:
         arrays.close()
 
 
-def _labels(labels: np.ndarray, source: Path) -> np.ndarray:
+def _labels(labels: np.ndarray, file: Path) -> np.ndarray:
     if labels.ndim != 1 or labels.dtype.kind not in "ui":
         raise DataError(
-            f"{source}: its labels are {labels.dtype} {list(labels.shape)}, not integers [n]."
+            f"{file}: its labels are {labels.dtype} {list(labels.shape)}, not integers [n]."
         )
     return labels.astype(np.int64)
 

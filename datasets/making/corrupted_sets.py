@@ -1,12 +1,12 @@
-"""Make a corrupted set from clean images, laid out as the published ones are.
+"""Make a corrupted set from clean images, in the layout of the published ones.
 
 arrays   as CIFAR-10-C: CORRUPTION.npy, five blocks of n images by severity, and labels.npy
 folders  as ImageNet-C: CORRUPTION/SEVERITY/CLASS/NAME.JPEG of quality 85
 domains  CORRUPTION/CLASS/NAME.png of one severity, for the benchmark image_folder
 
-An image is a function of seed, corruption, severity and its number, so the number of workers plays
-no part. A unit (a corruption, or one at a severity) gets its place when it is whole; interrupted,
-the next call goes on.
+An image depends only on seed, corruption, severity and its number, not on the number of workers.
+A unit (one corruption, or one corruption at one severity) gets its final name once it is complete.
+After an interruption, the next call resumes.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from ctta_bench.datasets.making.workers import run_workers
 from ctta_bench.errors import ConfigError, DataError
 
 SEVERITIES = (1, 2, 3, 4, 5)
-SHARD = 100  # images a task
+SHARD = 100  # images per task
 
 
 def make_set(
@@ -41,12 +41,12 @@ def make_set(
     shard: int = SHARD,
     report: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """Make what `target` lacks of the set; returns the places that were filled.
+    """Make the missing files and folders of the set in `target`; returns those that were made.
 
-    facts: more lines for the manifest. data_root: where full-size frost pictures may be. shard:
-    images that a worker makes at a time; what an interrupt costs.
-    `report(shards done, shards in all)`. Raises ConfigError for unknown corruptions or severities,
-    DataError if the folder holds another set or an image doesn't decode.
+    facts: more entries for the manifest. data_root: folder in which full-size frost pictures may
+    be. shard: images that a worker makes at a time, the most that an interruption loses.
+    `report(shards done, shards in total)`. Raises ConfigError for unknown corruptions or
+    severities, DataError if the folder holds another set or an image cannot be decoded.
     """
     _check(recipe, corruptions, severities)
     key = recipe.key(clean)
@@ -63,8 +63,8 @@ def make_set(
         if wanted:
             _run(job, wanted, workers, data_root, report)
         for unit in wanted:
-            settle = _finish_array if recipe.layout == "arrays" else _finish_folder
-            settle(job, unit)
+            finish = _finish_array if recipe.layout == "arrays" else _finish_folder
+            finish(job, unit)
             _record(job, manifest, unit.place)
         if recipe.layout == "arrays" and "labels.npy" not in manifest["units"]:
             _write_labels(job)
@@ -81,7 +81,9 @@ def _check(recipe: Recipe, corruptions: Sequence[str], severities: Sequence[int]
         if severity not in SEVERITIES:
             raise ConfigError(f"--severity {severity}: choose 1, 2, 3, 4 or 5.")
     if recipe.layout == "arrays" and tuple(severities) != SEVERITIES:
-        raise ConfigError("--severity: files of this layout hold all five; leave it out.")
+        raise ConfigError(
+            "--severity: files of this layout hold all five severities; leave it out."
+        )
 
 
 def _units(job: Job, corruptions: Sequence[str], severities: Sequence[int]) -> list[Unit]:
@@ -95,7 +97,7 @@ def _units(job: Job, corruptions: Sequence[str], severities: Sequence[int]) -> l
 
 
 def _refuse_another_set(target: Path, key: str) -> None:
-    """Raise DataError if the folder holds anything but the beginnings of this set."""
+    """Raise DataError if the folder holds anything other than a part of this set."""
     found = read_manifest(target)
     if found is not None and found.get("key") != key:
         raise DataError(
@@ -105,13 +107,13 @@ def _refuse_another_set(target: Path, key: str) -> None:
     is_used = target.is_dir() and any(not p.name.startswith(".") for p in target.iterdir())
     if found is None and is_used:
         raise DataError(
-            f"{target}: holds files that this program did not make, and overwrites none; choose "
-            "another --root or move it away."
+            f"{target}: holds files that this program did not make, and nothing is overwritten; "
+            "choose another --root or move it away."
         )
 
 
 def _manifest(job: Job, key: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of the target, begun if there is none."""
+    """The manifest of the target; a new one if there is none."""
     found = read_manifest(job.target)
     if found is not None:
         return found
@@ -130,7 +132,7 @@ def _manifest(job: Job, key: str, facts: dict[str, Any]) -> dict[str, Any]:
             **facts,
         }
     )
-    # Written before the first unit: whatever stands beside it is this program's.
+    # Written before the first unit, so all files next to it were made by this program.
     with writing(job.target):
         job.target.mkdir(parents=True, exist_ok=True)
     write_manifest(job.target, manifest)
@@ -161,7 +163,7 @@ def _run(
 
 
 def _finish_array(job: Job, unit: Unit) -> None:
-    """Join the shards to CORRUPTION.npy; its bytes are those of np.save."""
+    """Join the shards to CORRUPTION.npy, with the bytes that np.save would write."""
     tasks = job.tasks(unit)
     shape = (len(unit.severities) * len(job.clean.labels), *job.clean.image(0).shape)
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
@@ -174,7 +176,7 @@ def _finish_array(job: Job, unit: Unit) -> None:
 
 
 def _finish_folder(job: Job, unit: Unit) -> None:
-    """Move the folder to its place, unless an interrupted call did so just before it ended."""
+    """Move the folder to its final name, unless an interrupted call has done so."""
     final = job.target / unit.place
     if not final.exists():
         with writing(final):

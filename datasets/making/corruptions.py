@@ -1,7 +1,8 @@
 """The image corruptions of Hendrycks & Dietterich (ICLR 2019, arXiv:1903.12261): the fifteen of
-CIFAR-C and ImageNet-C and the four held out, for RGB images of any size from 8 x 8 pixels.
+CIFAR-C and ImageNet-C and the four hold-out ones, for RGB images of at least 8 x 8 pixels.
 
-The released files had no seed: what is made here agrees in distribution, never bit for bit.
+The released files were made without a seed: images made here agree in distribution, but are not
+bit-identical.
 """
 
 import difflib
@@ -29,17 +30,20 @@ __all__ = [
     "stable_seed",
 ]
 
-VERSION: int = 1  # to be raised whenever an output changes: part of cache keys and manifests
+VERSION: int = 1  # increase whenever an output changes; part of cache keys and manifests
 
 
 def corrupt(
     image: U8, corruption: str, severity: int, *, parameters: str = "cifar", seed: int, index: int
 ) -> U8:
-    """Corrupted copy of an image, uint8 [H, W, 3]; a function of the arguments alone.
+    """A corrupted copy of an image, uint8 [H, W, 3]; it depends only on the arguments.
 
     `index`, the image's number in its data set, gives each image its own random numbers.
-    `parameters` is `cifar` (made for 32 pixels) or `imagenet` (for 224); both serve any size. Where
-    an image is larger than the frost picture, the picture is enlarged, keeping its aspect.
+    `parameters` is `cifar` (made for 32 pixels) or `imagenet` (for 224); both work for any size. If
+    an image is larger than the frost picture, the picture is enlarged with its aspect ratio kept.
+
+    Example: `corrupt(image, "fog", 5, seed=0, index=0)`
+
     Raises ConfigError for an unknown name or a severity outside 1 to 5, DataError for another kind
     of image or missing frost pictures (`imagenet` needs the full-size ones).
     """
@@ -62,7 +66,7 @@ def corrupt_batch(
     seed: int,
     indices: Sequence[int] | NDArray[np.integer[Any]],
 ) -> U8:
-    """`corrupt` of each of the images [n, H, W, 3], whose numbers are the n `indices`."""
+    """`corrupt` for each image of [n, H, W, 3]; `indices` are their n numbers."""
     if len(images) != len(indices):
         raise DataError(f"{len(images)} images but {len(indices)} indices; give one for each image")
     one = functools.partial(corrupt, parameters=parameters, seed=seed)
@@ -73,7 +77,7 @@ def corrupt_batch(
 
 
 def stable_seed(seed: int, corruption: str, severity: int, index: int) -> int:
-    """Seed in [0, 2**32) of one image's random numbers, the same in every process."""
+    """Seed in [0, 2**32) for one image's random numbers, equal in every process."""
     text = f"{int(seed)}/{corruption}/{int(severity)}/{int(index)}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 

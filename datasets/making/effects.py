@@ -1,8 +1,8 @@
-"""What each corruption does to an image, uint8 [H, W, 3], with random numbers of its own.
+"""The effect of each corruption on an image, uint8 [H, W, 3], with its own random numbers.
 
-Slips of the released data are kept, since models are compared on that data: glass blur copies
-pixels where it means to swap them, lengths of the ImageNet elastic transform are in units of 244
-pixels, frost chooses among five of six pictures, two of them alike, and values are truncated to 8
+Errors of the released data are kept, since models are compared on these data: glass blur copies
+pixels instead of swapping them, lengths of the ImageNet elastic transform are in units of 244
+pixels, frost chooses among five of six pictures, two of them equal, and values are truncated to 8
 bits.
 """
 
@@ -28,7 +28,7 @@ U8 = NDArray[np.uint8]
 Floats = NDArray[np.floating[Any]]  # x: an image scaled to [0, 1]
 
 FROST = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
-# Scaled by 0.2; frost3 is left out, since it shows the same as frost2.
+# Scaled by 0.2; without frost3, which shows the same as frost2.
 _SMALL_FROST = ("frost1.png", "frost2.png", "frost2.png", "frost4.png", "frost5.png")
 
 
@@ -80,11 +80,11 @@ def _glass_blur(image: U8, rng: RandomState, sigma: float, reach: int, passes: i
 
 
 def _glass_sources(height: int, width: int, rng: RandomState, reach: int) -> NDArray[np.intp]:
-    """Where each pixel's value comes from after a pass of glass blur, flat positions [H * W].
+    """The flat position [H * W] that each pixel's value comes from after a pass of glass blur.
 
-    From the last row and column up, the pass overwrites each pixel by one at an offset in
-    [-reach, reach - 1]. What it reads further down has been overwritten before, so that the source
-    of that pixel holds: following such links to their ends equals the pass pixel by pixel.
+    From the last row and column upwards, the pass overwrites each pixel with one at an offset in
+    [-reach, reach - 1]. A pixel that it reads further down has already been overwritten, so the
+    origin of that pixel counts. Following these links to their ends equals the pass.
     """
     rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
     right, down = np.moveaxis(rng.randint(-reach, reach, size=(len(rows), len(columns), 2)), -1, 0)
@@ -104,7 +104,10 @@ def _motion_blur(image: U8, rng: RandomState, radius: float, sigma: float) -> U8
 
 
 def _smear(image: U8, radius: float, sigma: float, angle: float) -> U8:
-    """ImageMagick's motion blur, [H, W] or [H, W, 3]: half a Gaussian along a line, in degrees."""
+    """ImageMagick's motion blur of [H, W] or [H, W, 3]: half a Gaussian along a line.
+
+    radius, sigma: in pixels; angle: of the line, in degrees.
+    """
     steps, (height, width) = np.arange(2 * radius + 1), image.shape[:2]
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     down = np.ceil(steps * np.sin(np.deg2rad(angle)) - 0.5).astype(int)
@@ -114,7 +117,7 @@ def _smear(image: U8, radius: float, sigma: float, angle: float) -> U8:
     blurred = np.zeros(image.shape)
     for weight, top, left in zip(weights / weights.sum(), pad + down, pad + right, strict=True):
         blurred += weight * padded[top : top + height, left : left + width]
-    return (blurred + 1e-6).astype(np.uint8)  # flat areas stay flat in spite of rounding
+    return (blurred + 1e-6).astype(np.uint8)  # flat areas stay flat despite rounding
 
 
 def _centre(x: Floats, height: int, width: int) -> Floats:
@@ -123,7 +126,7 @@ def _centre(x: Floats, height: int, width: int) -> Floats:
 
 
 def _clipped_zoom(x: Floats, factor: float) -> Floats:
-    """The centre of x enlarged by `factor`, bilinear, to the size of x."""
+    """The centre of x, enlarged by `factor` (bilinear) to the size of x."""
     height, width = x.shape[:2]
     crop = _centre(x, int(np.ceil(height / factor)), int(np.ceil(width / factor)))
     return _centre(ndimage.zoom(crop, (factor, factor, 1)[: x.ndim], order=1), height, width)
@@ -185,7 +188,7 @@ def _fog(image: U8, rng: RandomState, amount: float, decay: float) -> Floats:
 
 
 def _plasma(side: int, decay: float, rng: RandomState) -> Floats:
-    """Height map [side, side] in [0, 1]: diamond-square algorithm with wrapped borders."""
+    """Height map [side, side] in [0, 1]: diamond-square algorithm with periodic borders."""
     heights, wibble, step = np.zeros((side, side)), 100.0, side
 
     def middle(total: Floats) -> Floats:
@@ -213,13 +216,13 @@ def _spatter(image: U8, rng: RandomState, *level: float) -> Floats:
         cover = _smooth((liquid > threshold).astype(np.float32), strength)[..., None]
         cover[cover < 0.8] = 0
         return x * (1 - cover) + cover * (np.array([63, 42, 20]) / 255).astype(np.float32)
-    water = (liquid * 255).astype(np.int64).astype(np.uint8)  # above 1 it wraps around: a slip kept
+    water = (liquid * 255).astype(np.int64).astype(np.uint8)  # above 1 it wraps around, as released
     depth = cv2.distanceTransform(255 - cv2.Canny(water, 50, 150), cv2.DIST_L2, 5)
     depth = cv2.equalizeHist(cv2.blur(np.minimum(depth, 20), (3, 3)).astype(np.uint8))
     emboss = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     depth = cv2.blur(cv2.filter2D(depth, cv2.CV_8U, emboss), (3, 3)).astype(np.float32)
     drops = water * depth
-    drops /= max(drops.max(), 1)  # a tiny image may hold no drop at all
+    drops /= max(drops.max(), 1)  # a tiny image may have no drop
     return x + drops[..., None] * strength * (np.array([175, 238, 238]) / 255).astype(np.float32)
 
 
@@ -244,11 +247,11 @@ def _rgb_to_hsv(x: Floats) -> tuple[Floats, Floats, Floats]:
 
 def _hsv_to_rgb(hue: Floats, saturation: Floats, value: Floats) -> Floats:
     sextant = np.floor(hue * 6)
-    part = hue * 6 - sextant
+    fraction = hue * 6 - sextant
     low = value * (1 - saturation)
-    fall, rise = value * (1 - part * saturation), value * (1 - (1 - part) * saturation)
-    red = (value, fall, low, low, rise, value)  # by sextant; green and blue are two and four late
-    turns = (sextant.astype(int) + late for late in (0, 4, 2))
+    fall, rise = value * (1 - fraction * saturation), value * (1 - (1 - fraction) * saturation)
+    red = (value, fall, low, low, rise, value)  # by sextant; green and blue lag by two and four
+    turns = (sextant.astype(int) + lag for lag in (0, 4, 2))
     return np.stack([np.choose(turn % 6, red) for turn in turns], axis=-1)
 
 
@@ -263,7 +266,7 @@ def _elastic_transform(image: U8, rng: RandomState, *level: float) -> Floats:
     arm, centre = min(height, width) // 3, np.array([width // 2, height // 2])
     before = (centre + arm * np.array([[1, 1], [1, -1], [-1, -1]])).astype(np.float32)
     after = before + rng.uniform(-reach, reach, size=(3, 2)).astype(np.float32)
-    # By scipy, since OpenCV 4 and 5 interpolate differently. (x, y) turned to (row, column):
+    # With scipy, since OpenCV 4 and 5 interpolate differently; (x, y) becomes (row, column).
     back = cv2.getAffineTransform(after, before)[::-1, [1, 0, 2]]
     warp = functools.partial(ndimage.affine_transform, matrix=back[:, :2], offset=back[:, 2])
     noise = (rng.uniform(-1, 1, size=(height, width)) for _ in range(2))

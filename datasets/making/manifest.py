@@ -1,7 +1,7 @@
-"""What a self-made set says about itself: manifest.json in its folder, and what it is good for.
+"""The manifest of a self-made set: manifest.json in its folder, and its footnote in provenance.txt.
 
-Results on self-made corruptions are not those of the published files: these were drawn without a
-seed, and ImageNet-C was stored as JPEG by another library. The footnote is in provenance.txt.
+Results on self-made corruptions are not comparable to those on the published files: these were
+drawn without a seed, and ImageNet-C was stored as JPEG by another library.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ _GENERATOR = "ctta-bench"
 
 
 def new_manifest(facts: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of these facts with no unit in it yet."""
+    """A manifest with these facts and without units."""
     libraries = ("numpy", "scipy", "opencv-python-headless", "pillow")
     return {
         "generator": _GENERATOR,
@@ -56,14 +56,14 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write it, and the footnote that results on this folder carry (provenance.txt)."""
+    """Write the manifest, and provenance.txt: the footnote of results on this folder."""
     with atomic(folder / PROVENANCE) as temporary:
         temporary.write_text(f"{footnote(manifest)}\n", encoding="utf-8")
     write_json(folder / NAME, manifest)
 
 
 def footnote(manifest: dict[str, Any]) -> str:
-    """What distinguishes results on a self-made set, in words."""
+    """The footnote that marks results on a self-made set."""
     if "seed" not in manifest:
         return "rehearsal images"
     jpeg = manifest.get("jpeg_quality")

@@ -1,4 +1,4 @@
-"""Which clean images become which self-made benchmark, and where it goes under the data root."""
+"""Self-made benchmarks: which clean images they are made from, and their folders."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from ctta_bench.registry import canonical
 
 @dataclass(frozen=True)
 class Target:
-    """Folder, layout, table of parameters and size of a benchmark's images.
+    """Folder, layout, table of parameters and image size of a benchmark.
 
-    `clean`: the test images under the root that the published set was made of.
+    `clean`: the test images, under the root, from which the published set was made.
     """
 
     folder: str
@@ -46,7 +46,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """What a user asks for; None: as published."""
+    """The options of `ctta-bench data make`; None or (): as published."""
 
     source: Path | None = None
     corruptions: Sequence[str] = CORRUPTIONS
@@ -64,17 +64,19 @@ def make_benchmark(
     workers: int = 1,
     report: Callable[[int, int], None] | None = None,
 ) -> tuple[Path, list[str]]:
-    """Make a benchmark's corrupted set under `root`; returns its folder and what was made.
+    """Make a benchmark's corrupted set under `root`; returns its folder and the units made.
 
-    Raises ConfigError for a benchmark or value that cannot be, DataError for images that are absent
-    or a folder that holds something else.
+    Example: `make_benchmark("cifar10_c", root, MakeOptions(corruptions=["fog"]), workers=4)`
+
+    Raises ConfigError for an invalid benchmark or value, DataError for missing images or a folder
+    that holds other files.
     """
     target = TARGETS.get(canonical(name))
     if target is None:
         raise ConfigError(f"data make {name!r}: choose {', '.join(TARGETS)}.")
     severities = tuple(options.severities) or ((5,) if target.layout == "domains" else SEVERITIES)
     if target.layout == "domains" and len(severities) > 1:
-        raise ConfigError("--severity: image_folder holds one severity; name one.")
+        raise ConfigError("--severity: image_folder holds one severity; give one.")
     folder = root / target.folder
     recipe = Recipe(
         target.layout,
@@ -105,14 +107,14 @@ def _clean(
     name: str, target: Target, root: Path, options: MakeOptions, staging: Path
 ) -> CleanImages:
     size = options.size or target.size
-    # ImageNet-C was cut as ImageNet is: the shorter side to 256, then 224 x 224 of the centre.
+    # ImageNet-C was cropped as ImageNet is: shorter side to 256, then the central 224 x 224.
     resize = size if target.layout == "arrays" else round(size * 8 / 7)
     if size < 8:
-        raise ConfigError(f"--size {size}: images to corrupt have 8 pixels or more a side.")
+        raise ConfigError(f"--size {size}: images to corrupt have at least 8 pixels per side.")
     geometry = Geometry(size, "crop", resize)
     is_array = target.layout == "arrays" if options.source is None else options.source.is_file()
     if options.size is not None and is_array:
-        raise ConfigError("--size: is for folders of images; an array is corrupted as it is.")
+        raise ConfigError("--size: is for folders of images; arrays keep their size; leave it out.")
     if options.source is not None:
         if not options.source.exists():
             raise DataError(f"--source {options.source}: no such file or folder.")
@@ -121,8 +123,8 @@ def _clean(
     if not target.clean or not found.exists():
         where = f"no {found}; " if target.clean else ""
         raise DataError(
-            f"{name}: {where}name the clean images with --source: a folder CLASS/IMAGE, an .npz "
-            "with images and labels, or an .npy beside labels.npy."
+            f"{name}: {where}give the clean images with --source: a folder CLASS/IMAGE, an .npz "
+            "with images and labels, or an .npy next to a labels.npy."
         )
     if target.layout != "arrays":
         return clean_images(found, geometry, staging)

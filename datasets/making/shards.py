@@ -1,4 +1,4 @@
-"""The shards of a corrupted set, and how worker processes make them."""
+"""The shards of a corrupted set, and how workers make them."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ Task = tuple[str, int, int]  # corruption, severity, number of the shard
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the images of a set, beside the clean ones.
+    """What determines the images of a set, apart from the clean images.
 
-    parameters: "cifar" or "imagenet"; `frost` names the table for frost alone, whose ImageNet
-    pictures are not in the package. `severity` is that of the layout "domains". `folder_names`:
-    folder by corruption, where it is not the corruption's name.
+    parameters: table "cifar" or "imagenet". frost: another table for frost only, since the frost
+    pictures of ImageNet are not in the package. severity: that of layout "domains". folder_names:
+    folder by corruption, if it is not the corruption's name.
     """
 
     layout: Layout
@@ -39,14 +39,14 @@ class Recipe:
         return (self.frost or self.parameters) if corruption == "frost" else self.parameters
 
     def key(self, clean: CleanImages) -> str:
-        """A hash of all that decides a pixel: sets of one key may be added to each other."""
-        words = [self.layout, self.parameters, self.seed, self.frost, self.severity]
-        return hashlib.sha256(json.dumps([*words, VERSION, clean.sha256()]).encode()).hexdigest()
+        """A hash of everything that determines a pixel: sets with equal keys may be combined."""
+        facts = [self.layout, self.parameters, self.seed, self.frost, self.severity]
+        return hashlib.sha256(json.dumps([*facts, VERSION, clean.sha256()]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What gets its place at once: a file or folder `place` of the set."""
+    """A file or folder `place` of the set that gets its final name at once."""
 
     place: str
     corruption: str
@@ -55,7 +55,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Job:
-    """A set in the making: finished shards of `shard` images wait in `work`."""
+    """A set that is being made: finished shards of `shard` images are in the folder `work`."""
 
     clean: CleanImages
     recipe: Recipe
@@ -69,13 +69,13 @@ class Job:
         return [(unit.corruption, s, number) for s in unit.severities for number in shards]
 
     def mark(self, task: Task) -> Path:
-        """The file whose presence says that a shard is made; of arrays, it is the shard."""
+        """The file that marks a shard as made; for arrays it is the shard itself."""
         corruption, severity, number = task
         suffix = "npy" if self.recipe.layout == "arrays" else "done"
         return self.work / f"{corruption}-{severity}-{number:04d}.{suffix}"
 
     def place(self, corruption: str, severity: int) -> str:
-        """Where a unit's folder or file is below the set's."""
+        """Path of a unit's folder or file within the set."""
         name = (self.recipe.folder_names or {}).get(corruption, corruption)
         return {
             "arrays": f"{name}.npy",
@@ -109,7 +109,7 @@ class Job:
             stem.parent.mkdir(parents=True, exist_ok=True)
             picture = Image.fromarray(image)
             if self.recipe.layout == "folders":
-                # Plain concatenation: a stem may hold dots.
+                # By concatenation: a stem may contain dots.
                 picture.save(f"{stem}.JPEG", quality=JPEG_QUALITY, optimize=True)
             else:
                 picture.save(f"{stem}.png")

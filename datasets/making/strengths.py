@@ -1,9 +1,9 @@
-"""Names of the corruptions and the published parameters of their severities. Loads no library."""
+"""Names of the corruptions and the published parameters of their severities; imports no library."""
 
 from typing import Any
 
 # The published parameters of severities 1 to 5, for CIFAR (32 pixels) and for ImageNet (224), in
-# the order of the function's arguments; lengths in pixels. Order of the corruptions: the field's.
+# the order of the function's arguments; lengths in pixels. Corruptions in their usual order.
 # fmt: off
 _TABLE: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "gaussian_noise": ((.04, .06, .08, .09, .10), (.08, .12, .18, .26, .38)),
@@ -46,7 +46,7 @@ _TABLE: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 # fmt: on
 
 CORRUPTIONS: tuple[str, ...] = tuple(_TABLE)[:15]
-HOLD_OUT: tuple[str, ...] = tuple(_TABLE)[15:]  # kept for validation, never part of a mean
+HOLD_OUT: tuple[str, ...] = tuple(_TABLE)[15:]  # for validation, never in a mean
 PARAMETERS: dict[str, dict[str, tuple[Any, ...]]] = {
     "cifar": {name: cifar for name, (cifar, _) in _TABLE.items()},
     "imagenet": {name: imagenet for name, (_, imagenet) in _TABLE.items()},

@@ -1,6 +1,6 @@
-"""Worker processes for making data: the standard library's pool, on all cores.
+"""Worker processes for making data: the standard library's process pool, on all cores.
 
-They are spawned: they hold nothing of the caller's threads, and load what their work imports,
+Workers are spawned: they share no threads with the caller and import only what their work needs,
 neither torch nor a model. A script that makes data needs no `if __name__ == "__main__"`.
 """
 
@@ -34,15 +34,16 @@ def run_workers(
     report: Report | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """`work(task)` for each task, by `workers` processes, to which both are pickled.
+    """Call `work(task)` for each task in `workers` processes; both must be picklable.
 
-    `report(done, total)` as tasks end. `environment`: variables for the work. Raises DataError with
-    what the first failed task said. Failed or interrupted, it ends the workers at once.
+    `report(done, total)` is called as tasks end. `environment`: environment variables for the work.
+    Raises DataError with the message of the first failed task. After a failure or an interruption
+    the workers end at once.
     """
     variables = dict(environment or {})
     report = report or (lambda done, total: None)
     report(0, len(tasks))
-    if multiprocessing.current_process().daemon:  # which may have no children
+    if multiprocessing.current_process().daemon:  # it may not start processes
         with _variables(variables):
             return _wait((partial(work, task) for task in tasks), len(tasks), report)
     spawn = multiprocessing.get_context("spawn")
@@ -64,13 +65,13 @@ def run_workers(
 
 
 def _wait(ends: Iterable[Callable[[], None]], total: int, report: Report) -> None:
-    """Wait for the end of each task, and put the first error into a sentence."""
+    """Wait until all tasks have ended; raise the first error as DataError."""
     for done, end in enumerate(ends, 1):
         try:
             end()
         except BrokenProcessPool as error:
             raise DataError(
-                "a worker was killed, perhaps for want of memory: try fewer --workers."
+                "a worker was killed, perhaps for lack of memory: try fewer --workers."
             ) from error
         except CttaBenchError as error:
             raise DataError(str(error)) from error
@@ -81,7 +82,7 @@ def _wait(ends: Iterable[Callable[[], None]], total: int, report: Report) -> Non
 
 @contextlib.contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the environment within the block; a process that starts there inherits them."""
+    """Set environment variables within the block; processes started in it inherit them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -95,10 +96,10 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spawning() -> Iterator[None]:
-    """Processes that start in the block import no main module and hear no Ctrl-C.
+    """Processes started in the block do not import the main module and ignore Ctrl-C.
 
-    A spawned process runs the caller's script once more, to find there what it was given; ours is
-    given nothing of it. It inherits the signals that are blocked; the caller ends it.
+    By default a spawned process runs the caller's script again to find objects defined there; our
+    work needs none of them. Workers inherit the blocked signals, and the caller ends them.
     """
     main = sys.modules["__main__"]
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -116,7 +117,7 @@ _given: list[bytes] = []
 
 
 def _begin(alive: Connection, work: bytes) -> None:
-    """Keep the work, and end with the caller: it holds the other end of `alive`."""
+    """Store the work, and end when the caller ends: it holds the other end of `alive`."""
     _given.append(work)
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 

@@ -160,9 +160,9 @@ def test_an_interrupted_set_goes_on_to_the_same_bytes(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    settle = "_finish_array" if recipe.layout == "arrays" else "_finish_folder"
+    finish = "_finish_array" if recipe.layout == "arrays" else "_finish_folder"
     with monkeypatch.context() as patch:
-        patch.setattr(module, settle, stop)
+        patch.setattr(module, finish, stop)
         with pytest.raises(KeyboardInterrupt):
             make_set(clean, tmp_path / "cut", recipe, **wanted)  # type: ignore[arg-type]
     (work,) = (tmp_path / "cut").glob(".making-*")
@@ -170,8 +170,8 @@ def test_an_interrupted_set_goes_on_to_the_same_bytes(
     assert len(marks) == 2 * 5 * 2
     marks[0].unlink()  # that shard was not whole
     seen: list[tuple[int, int]] = []
-    tell = lambda *state: seen.append(state)  # noqa: E731
-    make_set(clean, tmp_path / "cut", recipe, report=tell, **wanted)  # type: ignore[arg-type]
+    report = lambda *state: seen.append(state)  # noqa: E731
+    make_set(clean, tmp_path / "cut", recipe, report=report, **wanted)  # type: ignore[arg-type]
     assert seen[-1] == (1, 1)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     assert not work.exists()
@@ -349,11 +349,11 @@ def test_clean_images_that_are_none_are_told(what: str, message: str, tmp_path: 
         ("imagenet_c", {"severities": [6]}, "--severity 6: choose 1"),
         ("cifar10_c", {"severities": [5]}, "files of this layout hold all five"),
         ("image_folder", {"severities": [1, 2]}, "image_folder holds one severity"),
-        ("imagenet_c", {"size": 4}, "--size 4: images to corrupt have 8 pixels"),
+        ("imagenet_c", {"size": 4}, "--size 4: images to corrupt have at least 8 pixels"),
         ("cifar10_c", {"size": 32, "source": Path(__file__)}, "--size: is for folders"),
     ],
 )
-def test_a_wish_that_cannot_be_is_told(
+def test_invalid_options_are_refused(
     name: str, options: dict[str, object], message: str, photos: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -362,7 +362,7 @@ def test_a_wish_that_cannot_be_is_told(
 
 @pytest.mark.parametrize("name", ["cifar10_c", "imagenet_c", "image_folder"])
 def test_missing_clean_images_are_told_with_what_can_be_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{name}: .*name the clean images with --source"):
+    with pytest.raises(DataError, match=f"{name}: .*give the clean images with --source"):
         make_benchmark(name, tmp_path, MakeOptions())
 
 

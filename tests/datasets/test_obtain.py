@@ -122,7 +122,7 @@ def test_a_mirror_in_a_folder_needs_no_server_and_stays_as_it_is(
 
 def test_a_wrong_file_in_a_folder_is_told_and_not_deleted(weather: Archive, tmp_path: Path) -> None:
     (tmp_path / "weather.tar").write_bytes(b"x" * (weather.bytes or 0))
-    with pytest.raises(DataError, match=r"has the md5 .* get it anew"):
+    with pytest.raises(DataError, match=r"has the md5 .* download it again"):
         obtain(weather, tmp_path / "root", mirror=str(tmp_path))
     assert (tmp_path / "weather.tar").exists()
 
@@ -149,7 +149,7 @@ def test_an_archive_of_something_else_is_told(
     server: Behaviour, weather: Archive, tmp_path: Path
 ) -> None:
     other = weather.model_copy(update={"provides": ("fog", "snow", "frost")})
-    with pytest.raises(DataError, match="lacks frost; it is another archive"):
+    with pytest.raises(DataError, match="does not hold frost; it is a different archive"):
         obtain(other, tmp_path)
     assert contents(tmp_path / "ImageNet-C") == {}
 
@@ -285,7 +285,7 @@ def test_every_source_is_fetched_or_explained() -> None:
 def test_what_is_not_fetched_is_explained_in_one_sentence() -> None:
     told = by_hand_sentence("cityscapes_acdc", Path("data"))
     assert told == (
-        "cityscapes_acdc is not fetched by this command: ACDC needs an account: get "
+        "cityscapes_acdc is not downloaded by this command: ACDC needs an account: get "
         "rgb_anon_trainvaltest.zip and gt_trainval.zip from https://acdc.vision.ee.ethz.ch; "
         "unpack it so that data holds "
         "rgb_anon/COND/SPLIT/SEQUENCE/*_rgb_anon.png and "
