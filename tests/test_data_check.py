@@ -92,7 +92,7 @@ def test_check_decode_names_all_damaged_images(imagenet: Path, workers: str) -> 
     options = (*SETTINGS, "--decode", "--workers", workers)
     done = call("data", "check", "imagenet_c", "--root", imagenet, *options)
     assert done.exit_code == 2
-    assert "fog: 2 images do not decode" in done.stderr
+    assert "fog: 2 images cannot be decoded" in done.stderr
     assert all(str(file) in done.stderr for file in broken)
 
 

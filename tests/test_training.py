@@ -529,7 +529,7 @@ def test_fashion_c_reads_its_training_images_from_idx_files(tmp_path: Path) -> N
     assert int(tensors_of(ours)[:, :, :2].sum()) == 0
     assert (ours.labels.tolist(), clean.labels.tolist()) == ([0, 1, 2, 3, 4, 5], [9, 9, 9, 9])
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(test)[:-1])
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte: is no whole idx file"):
+    with pytest.raises(DataError, match="t10k-images-idx3-ubyte: is not a complete idx file"):
         BENCHMARKS.get("fashion_c")(None, None).training_sets(tmp_path)
 
 

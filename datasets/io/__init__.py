@@ -1,1 +1,1 @@
-"""Files of data read: images, label maps, lists, arrays, and where they lie."""
+"""Reading data files: images, label maps, lists, arrays, and their folders."""

@@ -1,9 +1,9 @@
-"""Decoded images kept on disk: a second pass over a stream reads bytes instead of decoding files.
+"""A cache of decoded images: a second pass over a stream reads bytes instead of decoding files.
 
 A set of n images becomes CACHE/SET-KEY/ with images.npy (uint8 [n, 3, H, W]), checksums.npy (CRC-32
-of each image) and, written last, manifest.json. KEY is the hash of all that decides a byte: the
-files' names, sizes and times, the geometry, and the libraries that decode. What an interrupted
-making has written is checked and kept.
+of each image) and, written last, manifest.json. KEY is the hash of everything that determines a
+byte: names, sizes and times of the files, the geometry, and the decoding libraries. After an
+interruption, the images already written are checked and reused.
 """
 
 import functools
@@ -34,30 +34,30 @@ CHUNK = 64  # images decoded and written at a time
 
 
 class DecodedImages:
-    """The images of a set of files, read from the cache once `fill` has made it."""
+    """The images of a set of files, read from the cache that `fill` makes."""
 
     def __init__(self, images: FileImages, cache: Path) -> None:
         self.images, self.labels, self.cache = images, images.labels, cache
         self.names = images.names
 
     def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, size, size]. Raises DataError if the cache is not made, or damaged."""
+        """uint8 [k, 3, size, size]. Raises DataError if the cache is missing or damaged."""
         stored, sums = _opened(self.folder)
         chosen = np.ascontiguousarray(stored[index])
         for number, image in zip(index, chosen, strict=True):
             if zlib.crc32(image) != sums[number]:
                 raise DataError(
                     f"{self.folder}: cached image {number} is damaged; remove the folder, and the "
-                    "next run decodes its images anew."
+                    "next run decodes its images again."
                 )
         return torch.from_numpy(chosen)
 
     @functools.cached_property
     def folder(self) -> Path:
-        """Where the decoded images of this set lie."""
-        parts = self.images.folder.parts[-3:]
+        """The folder of this set's decoded images."""
+        names = self.images.folder.parts[-3:]
         key = hashlib.sha256(json.dumps(self._facts(), sort_keys=True).encode()).hexdigest()
-        return self.cache / f"{'-'.join(p.strip('/') for p in parts)}-{key[:12]}"
+        return self.cache / f"{'-'.join(name.strip('/') for name in names)}-{key[:12]}"
 
     def _facts(self) -> dict[str, Any]:
         files = hashlib.sha256()
@@ -76,15 +76,15 @@ class DecodedImages:
         }
 
     def fill(self, report: Callable[[int, int], None], workers: int) -> None:
-        """Decode what the cache lacks, by `workers` processes; an interrupted making goes on.
+        """Decode missing images in `workers` processes; after an interruption this resumes.
 
-        Raises DataError for an image that does not decode, and if the cache cannot be written.
+        Raises DataError if an image cannot be decoded or the cache cannot be written.
         """
         if (self.folder / "manifest.json").is_file():
             return
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        # A second process waits, then finds the cache made.
+        # A second process waits and then finds the finished cache.
         with FileLock(self.folder.with_name(f".{self.folder.name}.lock")):
             if not (self.folder / "manifest.json").is_file():
                 self._make(report, workers)
@@ -92,7 +92,7 @@ class DecodedImages:
     def _make(self, report: Callable[[int, int], None], workers: int) -> None:
         part, sums_part = self.folder / "images.part", self.folder / "checksums.part"
         header, total = self._header(), len(self.images.names)
-        sums = self._kept(part, sums_part, len(header))
+        sums = self._intact(part, sums_part, len(header))
         starts = range(len(sums), total, CHUNK)
         with writing(part), _open(part) as file, _open(sums_part) as sums_file:
             file.seek(0)
@@ -115,19 +115,19 @@ class DecodedImages:
             sums_part.unlink()
         write_json(self.folder / "manifest.json", self._facts())
 
-    def _kept(self, part: Path, sums_part: Path, header: int) -> list[int]:
-        """Checksums of the images that an interrupted making has written whole."""
+    def _intact(self, part: Path, sums_part: Path, header: int) -> list[int]:
+        """Checksums of the images that an interrupted call has written completely."""
         if not part.is_file() or not sums_part.is_file():
             return []
         written = sums_part.read_bytes()
-        kept = []
+        intact = []
         with part.open("rb") as file:
             file.seek(header)
             for expected in np.frombuffer(written[: len(written) // 4 * 4], np.uint32).tolist():
                 if zlib.crc32(file.read(self._bytes)) != expected:
                     break
-                kept.append(expected)
-        return kept
+                intact.append(expected)
+        return intact
 
     def _header(self) -> bytes:
         size = self.images.geometry.size
@@ -148,7 +148,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _start_at(file: BinaryIO, position: int) -> None:
-    """Write from `position` on; what stood behind it goes."""
+    """Write from `position` on; later content is removed."""
     file.seek(position)
     file.truncate()
 
@@ -166,5 +166,5 @@ def _opened(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{folder}: the cache of decoded images cannot be read ({error}); remove the folder, "
-            "and the next run makes it anew."
+            "and the next run makes it again."
         ) from None

@@ -1,4 +1,4 @@
-"""Image files to arrays: one way to decode. No torch: worker processes import this too."""
+"""Image files to arrays: the one way to decode. Without torch: worker processes import this too."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from ctta_bench.errors import DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 Interpolation = Literal["bilinear", "bicubic"]
-# What Pillow raises on damaged files of its formats; SyntaxError is its word for a broken PNG.
+# What Pillow raises on damaged files; SyntaxError for a damaged PNG.
 UNDECODABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -23,8 +23,8 @@ UNDECODABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class Geometry:
     """How a decoded image becomes a square of `size` pixels.
 
-    "exact": it must have that size. "squash": both sides are resized to it. "crop": the shorter
-    side is resized to `resize`, then the centre is cut out.
+    "exact": it must have this size. "squash": both sides are resized to it. "crop": the shorter
+    side is resized to `resize`, then the centre is cropped.
     """
 
     size: int
@@ -33,7 +33,7 @@ class Geometry:
     interpolation: Interpolation = "bilinear"
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """An RGB image of `size` x `size`. Raises ValueError if "exact" is not met."""
+        """An RGB image of `size` x `size`. Raises ValueError for another size with "exact"."""
         if self.fit == "crop":
             return self._crop(image)
         if image.size == (self.size, self.size):
@@ -44,11 +44,11 @@ class Geometry:
         return image.resize((self.size, self.size), self._filter())
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        """Resize and centre crop with the roundings of torchvision (a test compares them)."""
+        """Resize and centre crop, rounded as in torchvision (a test compares them)."""
         width, height = image.size
         short = min(width, height)
         if short != self.resize:
-            # The longer side is cut down to an integer, as torchvision does.
+            # The longer side is rounded down, as in torchvision.
             sides = [int(self.resize * side / short) for side in (width, height)]
             image = image.resize((sides[0], sides[1]), self._filter())
         left, top = (round((side - self.size) / 2) for side in image.size)
@@ -60,7 +60,7 @@ class Geometry:
 
 @contextlib.contextmanager
 def opened(file: Path | BytesIO, name: str = "", what: str = "image") -> Iterator[Image.Image]:
-    """An image file, open. What Pillow says against it becomes one sentence (DataError)."""
+    """An open image file; errors of Pillow become a DataError of one sentence."""
     try:
         with Image.open(file) as image:
             yield image
@@ -72,7 +72,7 @@ def opened(file: Path | BytesIO, name: str = "", what: str = "image") -> Iterato
 
 
 def decode(file: Path | BytesIO, geometry: Geometry, name: str = "") -> np.ndarray:
-    """An image as uint8 [3, size, size]. Raises DataError that names the file (or `name`)."""
+    """An image, uint8 [3, size, size]. Raises DataError that names the file (or `name`)."""
     with opened(file, name) as image:
         rgb = geometry.apply(image if image.mode == "RGB" else image.convert("RGB"))
         return np.asarray(rgb).transpose(2, 0, 1)
@@ -89,5 +89,5 @@ def image_names(folder: Path) -> list[str]:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Sorted names of the folders in `folder`, hidden ones left out."""
+    """Sorted names of the folders in `folder`, without hidden ones."""
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))

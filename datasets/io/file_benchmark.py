@@ -1,4 +1,4 @@
-"""What the benchmarks of image files share: geometry, damaged images, the cache of decoded ones."""
+"""Base class for benchmarks of image files: geometry, damaged images, cache of decoded images."""
 
 import functools
 from abc import abstractmethod
@@ -26,13 +26,14 @@ class FileSettings(StreamSettings):
     """Settings of benchmarks of image files."""
 
     undecodable: Literal["stop", "skip"] = Field(
-        "stop", description="an image that does not decode ends the run, or is left out"
+        "stop",
+        description="an image that cannot be decoded: stop the run, or skip the image",
     )
-    crop: int = Field(224, ge=8, le=1024, description="side of the images that are streamed")
+    crop: int = Field(224, ge=8, le=1024, description="side of the streamed images, in pixels")
     resize: int = Field(
-        256, ge=8, le=4096, description="shorter side before the crop, of images of other sizes"
+        256, ge=8, le=4096, description="shorter side before the crop, for images of other sizes"
     )
-    interpolation: Interpolation = Field("bilinear", description="of that resizing")
+    interpolation: Interpolation = Field("bilinear", description="interpolation of this resizing")
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "FileSettings":
@@ -42,14 +43,14 @@ class FileSettings(StreamSettings):
 
 
 class FileBenchmark(Benchmark):
-    """Base of the benchmarks that are image files under ROOT/`folder`.
+    """Base of benchmarks of image files under ROOT/`folder`.
 
-    Subclasses define `files`; `notes` are sentences on what is streamed, for footnotes.
+    Subclasses define `files`; `notes` are footnotes on the streamed images.
     """
 
     decodes = True
     folder = ""
-    classes = "imagenet"  # which of ImageNet's classes it has
+    classes = "imagenet"  # which list of ImageNet's classes: see `synsets`
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         super().__init__(settings, data_root(root))
@@ -58,7 +59,7 @@ class FileBenchmark(Benchmark):
 
     @abstractmethod
     def files(self, name: str, severity: int) -> FileImages:
-        """The files of a domain. Raises DataError if they are not there."""
+        """The files of a domain. Raises DataError if they are missing."""
 
     @property
     def home(self) -> Path:
@@ -67,19 +68,19 @@ class FileBenchmark(Benchmark):
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
-        """What distinguishes the images from the published ones, None if nothing does."""
+        """How the images differ from the published ones; None if they do not."""
         top = data_root(self.root) / Path(self.folder).parts[0]
         made = provenance(self.home) or provenance(top)
         return "; ".join(filter(None, [made, *sorted(self.notes)])) or None
 
     @property
     def cropped(self) -> Geometry:
-        """Geometry of images of any size."""
+        """Geometry for images of any size."""
         chosen = self.settings
         return Geometry(chosen.crop, "crop", chosen.resize, chosen.interpolation)
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The images of one domain, without those that were found damaged."""
+        """The images of one domain, without damaged ones that are skipped."""
         images = self._whole(name, severity or int(getattr(self.settings, "severity", 0)))
         wanted = self.settings.examples
         if wanted is not None and wanted > len(images.names):
@@ -98,19 +99,19 @@ class FileBenchmark(Benchmark):
 
     @functools.cached_property
     def _train(self) -> FileImages | None:
-        # Listing a million files takes seconds, and a run asks several times.
+        # Cached: listing a million files takes seconds, and a run needs it several times.
         return train_images(data_root(self.root), self.cropped, synsets(self.classes))
 
     def source(self) -> ImageSet | None:
-        """ImageNet's training images of the set's classes, if they are there."""
+        """ImageNet's training images of the benchmark's classes, or None if they are missing."""
         return self._train
 
     def source_place(self) -> str:
         """ROOT/imagenet2012/train."""
-        return f"{data_root(self.root) / CLEAN_FOLDER / 'train'}, a folder for each synset"
+        return f"{data_root(self.root) / CLEAN_FOLDER / 'train'}, one folder per synset"
 
     def problems(self) -> list[str]:
-        """What is missing of the domains that the stream reads."""
+        """Missing data of the domains that the stream reads."""
         if not self.home.is_dir():
             return [self.missing()]
         found = []
@@ -122,11 +123,11 @@ class FileBenchmark(Benchmark):
         return found
 
     def missing(self) -> str:
-        """The sentence for a set that is not there at all."""
+        """The message if the whole set is missing."""
         return f"no folder {self.home}."
 
     def make_ready(self, report: Report, workers: int) -> None:
-        """Find damaged images, if they are to be left out; fill the cache, if there is one."""
+        """Find damaged images if they are to be skipped; fill the cache if there is one."""
         if self.settings.undecodable == "skip":
             self._find_damaged(report, workers)
         if self.decoded_cache is not None:
@@ -140,7 +141,7 @@ class FileBenchmark(Benchmark):
             images = self.files(name, severity)
             bad = find_damaged(
                 images,
-                partial(report, f"trying images of {name}"),
+                partial(report, f"checking images of {name}"),
                 workers,
                 wanted=self.settings.examples,
             )

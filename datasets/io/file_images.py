@@ -1,4 +1,4 @@
-"""Sets of labelled image files, decoded when they are asked for."""
+"""Sets of labelled image files, decoded when they are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ctta_bench.datasets.io.decoding import Geometry, decode
 class FileImages:
     """Labelled image files under one folder; `names` are relative to it, labels int64 [n].
 
-    Names are plain strings and may be shared by sets: 15 domains of 50,000 images name each once.
+    Sets may share one list of names: 15 domains of 50,000 images store each name once.
     """
 
     folder: Path
@@ -24,7 +24,7 @@ class FileImages:
     geometry: Geometry
 
     def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, size, size]. Raises DataError naming a file that does not decode."""
+        """uint8 [k, 3, size, size]. Raises DataError that names a file which cannot be decoded."""
         size = self.geometry.size
         out = np.empty((len(index), 3, size, size), np.uint8)
         for row, number in enumerate(index):
@@ -32,7 +32,7 @@ class FileImages:
         return torch.from_numpy(out)
 
     def without(self, numbers: Sequence[int]) -> "FileImages":
-        """The same set but for these images."""
+        """The same set without these images."""
         kept = np.setdiff1d(np.arange(len(self.names)), np.asarray(numbers, np.int64))
         names = [self.names[i] for i in kept]
         return FileImages(self.folder, names, self.labels[kept], self.geometry)

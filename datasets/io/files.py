@@ -1,4 +1,4 @@
-"""Files of data: checksums, locks, names that only whole files get, and words for full disks."""
+"""Data files: checksums, locks, atomic writing, and messages for full disks."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ Report = Callable[[int, int], None]  # (done, total); total 0: unknown
 
 
 def md5_of(path: Path, report: Report | None = None) -> str:
-    """MD5 of a file, in hex. `report(bytes read, bytes in all)`."""
+    """MD5 of a file, in hex. `report(bytes read, bytes in total)`."""
     digest, done, size = hashlib.md5(usedforsecurity=False), 0, path.stat().st_size
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -30,16 +30,16 @@ def md5_of(path: Path, report: Report | None = None) -> str:
 
 
 class TreeDigest:
-    """A checksum of many files that doesn't depend on their order: the sum of theirs.
+    """A checksum of many files that does not depend on their order: the sum of their checksums.
 
-    Each file counts with its relative name, so that two files that change places are noticed.
+    The checksum of a file includes its relative name, so swapped files are noticed.
     """
 
     def __init__(self) -> None:
         self.files = self._total = 0
 
     def add(self, name: str, md5: str) -> None:
-        """Count a file in."""
+        """Add a file."""
         own = hashlib.md5(f"{name}\0{md5}".encode(), usedforsecurity=False)
         self._total = (self._total + int(own.hexdigest(), 16)) % 2**128
         self.files += 1
@@ -51,7 +51,7 @@ class TreeDigest:
 
 
 def digest_of(path: Path) -> tuple[int, str]:
-    """Number of files and checksum of a file (its md5) or of a folder (a TreeDigest's)."""
+    """Number of files and checksum of a file (its md5) or of a folder (a TreeDigest)."""
     if path.is_file():
         return 1, md5_of(path)
     tree = TreeDigest()
@@ -64,21 +64,21 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system says against writing `path` into one sentence (DataError)."""
+    """Turn an operating system's error while writing `path` into a DataError of one sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(
-                f"{path}: the disk is full; free some space and give the same command again, it "
-                "goes on from here."
+                f"{path}: the disk is full; free some space and run the same command again, which "
+                "resumes from here."
             ) from error
         raise DataError(f"{path}: cannot be written ({error.strerror or error}).") from error
 
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the block ends well."""
+    """A temporary path next to `path`; renamed to it if the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
@@ -97,8 +97,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path` against other processes. Raises DataError if one has it."""
-    lock = path.with_name(f".{path.name}.lock")  # it stays: deleting it would let two hold it
+    """Lock `path` for this process. Raises DataError if another process has locked it."""
+    lock = path.with_name(f".{path.name}.lock")  # never deleted: else two processes could lock it
     with writing(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(lock)
@@ -106,7 +106,7 @@ def locked(path: Path) -> Iterator[None]:
             held.acquire(timeout=0)
         except Timeout:
             raise DataError(
-                f"{path}: another process is at work on it; wait until it has ended."
+                f"{path}: another process is working on it; wait until it has ended."
             ) from None
     try:
         yield

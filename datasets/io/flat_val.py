@@ -1,16 +1,16 @@
-"""ImageNet's validation images in one flat folder, as their archive unpacks.
+"""ImageNet's validation images in one flat folder, as unpacked from their archive.
 
-Their classes then come from a file in the folder, in the one above, or in the development kit's
-`ILSVRC2012_devkit_t12/data` there, the first of:
+Their classes are read from a file in the folder, in its parent, or in `ILSVRC2012_devkit_t12/data`
+(the development kit) there; the first found of:
 
-    imagenet_2012_validation_synset_labels.txt, synset_labels.txt    a synset for each image
-    LOC_val_solution.csv                                            lines FILE,SYNSET x y x y ...
-    val_map.txt, val_labels.txt, val.txt                            lines FILE CLASS, or CLASS
-    ILSVRC2012_validation_ground_truth.txt with meta.mat beside it  numbers of the development kit
+    imagenet_2012_validation_synset_labels.txt, synset_labels.txt     one synset per image
+    LOC_val_solution.csv                                             lines FILE,SYNSET x y x y ...
+    val_map.txt, val_labels.txt, val.txt                             lines FILE CLASS, or CLASS
+    ILSVRC2012_validation_ground_truth.txt, with meta.mat next to it  development kit's numbers
 
-A CLASS is a synset or its place among the 1,000 sorted ones, from 0. Some files of these names hold
-the development kit's numbers, which are in another order; so all are held against the 5,000 images
-whose synsets RobustBench's list tells, and a file that contradicts it is refused.
+A CLASS is a synset or its position among the 1,000 sorted synsets, from 0. Some files with these
+names hold the development kit's numbers, which have another order. All files are therefore compared
+with the 5,000 images whose synsets are in RobustBench's list; one that contradicts it is refused.
 """
 
 import os
@@ -31,15 +31,15 @@ LABEL_FILES = (
     "val_map.txt", "val_labels.txt", "val.txt", BY_ID,
 )  # fmt: skip
 IMAGES = 50_000
-LEAST_CHECKED = 10  # images of the list that must vouch for a file of numbers
+LEAST_CHECKED = 10  # images of the list that a file of numbers must agree with
 _IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
 _STEM = re.compile(r"ILSVRC2012_val_\d{8}")
 
 
 def flat_classes(folder: Path) -> dict[str, str] | None:
-    """The synset of each image of a flat folder by its file name, None for a folder of synsets.
+    """The synset of each image of a flat folder, by file name; None for a folder of synset folders.
 
-    Raises DataError if no file tells the classes, or if it can't be trusted to.
+    Raises DataError if no file states the classes, or if it cannot be trusted.
     """
     with os.scandir(folder) as entries:
         found = [e.name for e in entries if not e.name.startswith(".")]
@@ -49,14 +49,16 @@ def flat_classes(folder: Path) -> dict[str, str] | None:
     file = _label_file(folder)
     if file is None:
         raise DataError(
-            f"{folder}: holds images in no synset folders, and nothing that tells their classes: "
-            f"move each to {folder.name}/SYNSET/ (valprep.sh of PyTorch's examples does), or put "
-            f"{LABEL_FILES[0]} or LOC_val_solution.csv beside them."
+            f"{folder}: holds images without synset folders, and no file that states their "
+            f"classes: move each to {folder.name}/SYNSET/ (valprep.sh of PyTorch's examples does), "
+            f"or put {LABEL_FILES[0]} or LOC_val_solution.csv next to them."
         )
     known = read_labels(file)
     lacking = [name for name in images if Path(name).stem not in known]
     if lacking:
-        raise DataError(f"{file}: names no class for {lacking[0]} of {folder}; get the whole file.")
+        raise DataError(
+            f"{file}: has no class for {lacking[0]} of {folder}; get the complete file."
+        )
     return {name: known[Path(name).stem] for name in images}
 
 
@@ -67,29 +69,29 @@ def _label_file(folder: Path) -> Path | None:
 
 
 def read_labels(file: Path) -> dict[str, str]:
-    """Synsets by the images' names without suffix. Raises DataError for a file of other things."""
+    """Synset by image name without suffix. Raises DataError for a file with other content."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
-        raise DataError(f"{file}: is not a readable text of the images' classes.") from None
+        raise DataError(f"{file}: is not a readable text file of image classes.") from None
     words = [re.split(r"[,\s]+", line) for line in lines if line]
     if words and words[0][0] == "ImageId":
         words = words[1:]
-    alone = bool(words) and all(len(parts) == 1 for parts in words)
+    alone = bool(words) and all(len(fields) == 1 for fields in words)
     if alone and len(words) != IMAGES:
-        raise DataError(f"{file}: has {len(words):,} lines, where {IMAGES:,} images have one each.")
+        raise DataError(f"{file}: has {len(words):,} lines instead of {IMAGES:,}, one per image.")
     order = _order(file)
     found: dict[str, str] = {}
-    for number, parts in enumerate(words, 1):
-        stem = f"ILSVRC2012_val_{number:08d}" if alone else _stem(parts[0])
-        synset = order.get(parts[-1] if alone else parts[1])
+    for number, fields in enumerate(words, 1):
+        stem = f"ILSVRC2012_val_{number:08d}" if alone else _stem(fields[0])
+        synset = order.get(fields[-1] if alone else fields[1])
         if stem is None or synset is None:
             raise DataError(
-                f"{file}:{number}: {' '.join(parts)!r} is no image of ImageNet's validation set "
-                "and its class, a synset or a number from 0 to 999."
+                f"{file}:{number}: {' '.join(fields)!r} is not an image of ImageNet's validation set "
+                "with its class, a synset or a number from 0 to 999."
             )
         found[stem] = synset
-    is_numbers = any(parts[-1 if alone else 1].isdigit() for parts in words)
+    is_numbers = any(fields[-1 if alone else 1].isdigit() for fields in words)
     _check_against_list(file, found, LEAST_CHECKED if is_numbers else 0)
     return found
 
@@ -100,21 +102,21 @@ def _stem(name: str) -> str | None:
 
 
 def _order(file: Path) -> dict[str, str]:
-    """What a class is written as, to its synset."""
+    """From the class as written in the file to its synset."""
     if file.name != BY_ID:
         numbers = {str(number): synset for number, synset in enumerate(synsets())}
         return numbers | {synset: synset for synset in synsets()}
     meta = file.with_name(META)
     if not meta.is_file():
         raise DataError(
-            f"{file}: counts the classes in an order of its own, which {META} of the development "
-            f"kit tells: put that beside it, or {LABEL_FILES[0]} in its place."
+            f"{file}: numbers the classes in its own order, which {META} of the development kit "
+            f"defines: put that file next to it, or use {LABEL_FILES[0]} instead."
         )
     return _read_meta(meta)
 
 
 def _read_meta(meta: Path) -> dict[str, str]:
-    """The development kit's number of each of the 1,000 synsets."""
+    """From the development kit's number to the synset, for the 1,000 synsets."""
     from scipy.io import loadmat
 
     try:
@@ -127,22 +129,22 @@ def _read_meta(meta: Path) -> dict[str, str]:
 
 
 def _check_against_list(file: Path, found: dict[str, str], needed: int) -> None:
-    vouched = 0
+    agreeing = 0
     for line in read_list(ROBUSTBENCH):
         synset, _, name = line.partition("/")
-        told = found.get(name.partition(".")[0])
-        if told is None:
+        stated = found.get(name.partition(".")[0])
+        if stated is None:
             continue
-        if told != synset:
+        if stated != synset:
             raise DataError(
-                f"{file}: says that {name} is {told}, but it is {synset}: its classes are counted "
-                f"in another order; take {LABEL_FILES[0]} or LOC_val_solution.csv instead."
+                f"{file}: states that {name} is {stated}, but it is {synset}: its classes are "
+                f"numbered in another order; use {LABEL_FILES[0]} or LOC_val_solution.csv instead."
             )
-        vouched += 1
-    if vouched < needed:
+        agreeing += 1
+    if agreeing < needed:
         raise DataError(
-            f"{file}: has class numbers, and too few images to tell in which order these are; "
-            "write synsets instead."
+            f"{file}: has class numbers, but too few images to find out their order; write "
+            "synsets instead."
         )
 
 
@@ -155,7 +157,8 @@ def flat_files(
 ) -> FileImages:
     """Images of a flat folder: the wanted SYNSET/FILE in their order, or all by file name.
 
-    Raises DataError for a wanted image that is not there, or is of another class.
+    `what`: the name of the wanted list in messages. Raises DataError if a wanted image is missing
+    or has another class.
     """
     if wanted is None:
         names = sorted(classes)
@@ -169,6 +172,6 @@ def flat_files(
     if odd:
         raise DataError(
             f"{folder}: lacks {len(odd)} of the {len(names):,} images of {what}, first {odd[0]}; "
-            "complete it, or stream all that is there with --set images=all."
+            "complete it, or stream all images that are there with --set images=all."
         )
     return FileImages(folder, names, labels_of(wanted), geometry)

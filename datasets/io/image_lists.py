@@ -1,7 +1,7 @@
-"""Lists of ImageNet validation images: which of them a benchmark shows, and in which order.
+"""Lists of ImageNet validation images: which images a benchmark streams, and in which order.
 
-A list is a text of lines SYNSET/FILE. `lists/imagenet_5000.txt` is RobustBench's, which the
-published tables use: 5,000 images of 997 classes in random order, never shuffled.
+A list is a text file of lines SYNSET/FILE. `lists/imagenet_5000.txt` is RobustBench's list, used in
+the published tables: 5,000 images of 997 classes in random order, never shuffled.
 """
 
 import functools
@@ -39,21 +39,21 @@ def _read(file: Path, _stamp: tuple[int, int]) -> tuple[str, ...]:
                 f"{file}:{number}: {line!r} is not SYNSET/FILE with a synset of ImageNet."
             )
         if line and line in seen:
-            raise DataError(f"{file}:{number}: {line} is listed twice; name each image once.")
+            raise DataError(f"{file}:{number}: {line} is listed twice; list each image once.")
         seen.add(line)
     names = tuple(line for line in lines if line)
     if not names:
-        raise DataError(f"{file}: lists no images; write a line SYNSET/FILE for each.")
+        raise DataError(f"{file}: lists no images; write one line SYNSET/FILE per image.")
     return names
 
 
 def read_list(file: Path) -> tuple[str, ...]:
-    """The images of a list, in its order. Raises DataError for a file that is none."""
+    """The images of a list, in its order. Raises DataError if the file is not such a list."""
     try:
         stat = file.stat()
     except OSError:
         raise DataError(
-            f"{file}: no such list of images; name a file of lines SYNSET/FILE."
+            f"{file}: no such list of images; give a file of lines SYNSET/FILE."
         ) from None
     return _read(file, (stat.st_size, stat.st_mtime_ns))
 
@@ -67,13 +67,13 @@ def labels_of(names: Sequence[str]) -> np.ndarray:
 def listed_files(folder: Path, names: Sequence[str], what: str, geometry: Geometry) -> FileImages:
     """The listed images of a folder, in the list's order; `what` is the list's name in messages.
 
-    Raises DataError if some are not there.
+    Raises DataError if some are missing.
     """
     absent = _absent(folder, names)
     if absent:
         raise DataError(
             f"{folder}: lacks {len(absent)} of the {len(names):,} images of {what}, first "
-            f"{absent[0]}; complete it, or stream all that is there with --set images=all."
+            f"{absent[0]}; complete it, or stream all images that are there with --set images=all."
         )
     return FileImages(folder, names, labels_of(names), geometry)
 
@@ -95,8 +95,8 @@ def _absent(folder: Path, names: Sequence[str]) -> list[str]:
 def all_files(folder: Path, geometry: Geometry) -> FileImages:
     """Every image of FOLDER/SYNSET/, sorted by file name.
 
-    ImageNet's validation names are numbered at random over the classes, so that this order mixes
-    them, which sorting by folder would not.
+    ImageNet's validation images are numbered in random order of classes, so this order mixes the
+    classes; sorting by folder would not.
     """
     names = [f"{s}/{image}" for s in class_folders(folder) for image in image_names(folder / s)]
     if not names:
@@ -106,10 +106,10 @@ def all_files(folder: Path, geometry: Geometry) -> FileImages:
 
 
 def robustbench_files(folder: Path, geometry: Geometry) -> tuple[FileImages, str | None]:
-    """RobustBench's 5,000 images of a folder; all images of one that is too small to hold them.
+    """RobustBench's 5,000 images of a folder, or all images if the folder is too small.
 
-    Too small is a folder that lacks classes of the list and holds fewer images than it: a set of
-    one's own, as `data make` writes. The second value is then the footnote that says so.
+    A folder is too small if it lacks classes of the list and has fewer images than the list, as
+    `data make` may write. The second value is then the footnote for results, else None.
     """
     names = read_list(ROBUSTBENCH)
     class_folders(folder)

@@ -1,7 +1,7 @@
 """ImageNet: its 1,000 classes, and the folders of clean images.
 
-A class is the position of its synset among the 1,000 sorted ones (n01440764 is 0, n15075141 is
-999), as in the heads of timm and torchvision; never its position among the folders present.
+A class number is the position of the synset among the 1,000 sorted synsets (n01440764 is 0,
+n15075141 is 999), as in the heads of timm and torchvision; never the position among the folders.
 Layout: ROOT/imagenet2012/{train,val}/SYNSET/*.JPEG.
 """
 
@@ -21,25 +21,25 @@ FOLDER = "imagenet2012"
 
 @functools.cache
 def synsets(which: str = "imagenet") -> tuple[str, ...]:
-    """Sorted synsets: the 1,000 of "imagenet", the 200 of "imagenet_r" or of "imagenet_a"."""
+    """Sorted synsets: the 1,000 of "imagenet", the 200 of "imagenet_r" or "imagenet_a"."""
     file = resources.files("timm.data") / "_info" / f"{which}_synsets.txt"
     return tuple(sorted(file.read_text(encoding="utf-8").split()))
 
 
 def positions(which: str) -> tuple[int, ...]:
-    """Class numbers among the 1,000 of the classes of a smaller set."""
+    """Class numbers, among the 1,000, of the classes of a smaller set."""
     place = {synset: number for number, synset in enumerate(synsets())}
     return tuple(place[synset] for synset in synsets(which))
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The synset folders present, sorted. Raises DataError for one that is none of the 1,000."""
+    """The synset folders, sorted. Raises DataError for a folder that is none of the 1,000."""
     known, found = set(synsets()), subfolders(folder)
     for name in found:
         if name not in known:
             raise DataError(
                 f"{folder}: the folder {name!r} is none of the 1,000 synsets of ImageNet, whose "
-                "order makes the class numbers; name it by its synset or move it away."
+                "order defines the class numbers; rename it to its synset or move it away."
             )
     return found
 
@@ -47,9 +47,10 @@ def class_folders(folder: Path) -> list[str]:
 def class_files(
     folder: Path, geometry: Geometry, classes: Sequence[str] | None = None
 ) -> FileImages:
-    """The images of FOLDER/SYNSET/, sorted by relative path; of these classes alone if given.
+    """The images of FOLDER/SYNSET/, sorted by relative path; only those of `classes` if given.
 
-    Labels are positions in `classes` (all 1,000 by default). Raises DataError if there are none.
+    Labels are positions in `classes` (by default all 1,000). Raises DataError if there are no
+    images.
     """
     chosen = synsets() if classes is None else tuple(classes)
     place = {synset: number for number, synset in enumerate(chosen)}
@@ -68,6 +69,6 @@ def class_files(
 def train_images(
     root: Path, geometry: Geometry, classes: Sequence[str] | None = None
 ) -> FileImages | None:
-    """ROOT/imagenet2012/train, or None where it is not."""
+    """The images of ROOT/imagenet2012/train; None if the folder does not exist."""
     folder = root / FOLDER / "train"
     return class_files(folder, geometry, classes) if folder.is_dir() else None

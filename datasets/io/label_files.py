@@ -1,4 +1,4 @@
-"""Label maps in PNG files: read, and told from what stands under their names by mistake."""
+"""Reading label maps from PNG files, with checks for wrong content under the right name."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _CHANNELS = {"RGB": 3, "RGBA": 4, "LA": 2, "CMYK": 4, "YCbCr": 3}
 
 
 def _train_ids() -> np.ndarray:
-    """The train id of each raw id, uint8 [256]; 255 where a raw id is no class."""
+    """The train id of each raw id, uint8 [256]; 255: the raw id is not evaluated."""
     table = np.full(256, IGNORE, np.uint8)
     table[list(LABEL_IDS)] = np.arange(len(CLASSES))
     return table
@@ -22,10 +22,10 @@ TRAIN_IDS = _train_ids()
 
 
 def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
-    """Train ids uint8 [H, W] of a label file; `raw_ids`: it holds Cityscapes' own ids.
+    """Train ids uint8 [H, W] of a label file; `raw_ids`: the file holds Cityscapes' raw ids.
 
-    Raises DataError that names the file, and what it holds instead, for colours, for raw ids where
-    train ids should be, and for what is missing or damaged.
+    Raises DataError that names the file and its content if it holds colours, or raw ids instead of
+    train ids, or if it is missing or damaged.
     """
     values = _values(file)
     if raw_ids:
@@ -35,8 +35,8 @@ def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
     if wrong:
         raise DataError(
             f"{file}: holds the value {wrong[0]}, but train ids are 0 to {len(CLASSES) - 1}, and "
-            f"{IGNORE} for ignored pixels; these look like raw label ids: put the file of train "
-            "ids in its place (cityscapesScripts' csCreateTrainIdLabelImgs makes them)."
+            f"{IGNORE} for ignored pixels; these look like raw label ids: replace it by the file "
+            "of train ids (cityscapesScripts' csCreateTrainIdLabelImgs makes them)."
         )
     return values.astype(np.uint8)
 
@@ -45,7 +45,7 @@ def _values(file: Path) -> np.ndarray:
     with opened(file, what="label map") as image:
         if image.mode in _CHANNELS:
             raise DataError(
-                f"{file}: has {_CHANNELS[image.mode]} channels, and a label map has one: this is a "
-                "picture in colours; put the file of train ids in its place."
+                f"{file}: has {_CHANNELS[image.mode]} channels, but a label map has one: this is a "
+                "colour image; replace it by the file of train ids."
             )
         return np.asarray(image)

@@ -1,8 +1,8 @@
-"""CIFAR's own files ("python version"): pickles, read without running anything.
+"""CIFAR's own files ("python version"): pickles, read without executing their code.
 
-A pickle is a program that may call any function. Those of CIFAR need to build dictionaries, lists,
-strings, numbers and numpy arrays; the reader below knows how to build an array of plain numbers and
-refuses every other call, so that a file with something else in it ends in an error.
+A pickle is a program that can call any function. CIFAR's pickles only build dictionaries, lists,
+strings, numbers and numpy arrays. The reader below builds arrays of plain numbers and refuses every
+other call, so a file with other content raises an error.
 """
 
 import functools
@@ -19,7 +19,7 @@ LARGEST = 400_000_000  # bytes; the largest of CIFAR's files has 155 million
 
 
 class _ArraysAlone(pickle.Unpickler):
-    """Builds plain values and numpy arrays of numbers, and nothing else."""
+    """Builds only plain values and numpy arrays of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
         # numpy wrote its module as numpy.core before 2.0, numpy._core since.
@@ -36,7 +36,7 @@ class _ArraysAlone(pickle.Unpickler):
 
 
 def _empty_array(kind: Any, shape: Any, code: Any) -> np.ndarray:
-    """What numpy's own function of this place does: an array for the state that follows."""
+    """As numpy's own `_reconstruct`: an empty array, which the following state fills."""
     if kind is not np.ndarray:
         raise pickle.UnpicklingError("it builds something other than an array")
     return np.ndarray.__new__(np.ndarray, (0,), "b")
@@ -50,7 +50,7 @@ def _number_type(code: str | bytes, *_: Any) -> np.dtype[Any]:
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes for Python 2's pickles."""
+    """The bytes of a string that Python 3 wrote for Python 2's pickles."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
     return text.encode("latin1")
@@ -59,7 +59,7 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
 def read_batch(file: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [n, 3, 32, 32] and labels int64 [n] of one file.
 
-    Raises DataError for a file that is missing, damaged, or asks for more than arrays.
+    Raises DataError for a file that is missing, damaged, or calls other functions.
     """
     try:
         if file.stat().st_size > LARGEST:
@@ -69,9 +69,11 @@ def read_batch(file: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     except FileNotFoundError:
         raise DataError(f"no file {file}; extract CIFAR's python version there.") from None
     except pickle.UnpicklingError as error:
-        raise DataError(f"{file}: is refused, CIFAR's files hold arrays alone ({error}).") from None
+        raise DataError(
+            f"{file}: is refused, since CIFAR's files hold only arrays ({error})."
+        ) from None
     except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"{file}: is no whole file of CIFAR ({error}).") from None
+        raise DataError(f"{file}: is not a complete file of CIFAR ({error}).") from None
     return _checked(file, content, label_key)
 
 
@@ -90,12 +92,12 @@ def _checked(file: Path, content: Any, label_key: str) -> tuple[np.ndarray, np.n
             f"expected [n, {width}] and [n]."
         )
     if numbers.dtype.kind not in "iu":
-        raise DataError(f"{file}: {label_key} are not whole numbers.")
+        raise DataError(f"{file}: {label_key} are not integers.")
     return images.reshape(-1, 3, SIDE, SIDE), numbers.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=4)
 def read_batches(files: tuple[Path, ...], label_key: str) -> tuple[np.ndarray, np.ndarray]:
     """The images and labels of several files, one after another."""
-    parts = [read_batch(file, label_key) for file in files]
-    return np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
+    batches = [read_batch(file, label_key) for file in files]
+    return np.concatenate([i for i, _ in batches]), np.concatenate([n for _, n in batches])

@@ -1,4 +1,4 @@
-"""Where data sets lie, and what stands beside self-made ones."""
+"""The data root, footnotes of self-made sets, and messages on missing data."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def data_root(root: Path | None) -> Path:
 
 
 def provenance(folder: Path) -> str | None:
-    """First line of provenance.txt, which stands in sets that are not the published files."""
+    """First line of provenance.txt, the footnote of a set other than the published files."""
     file = folder / PROVENANCE
     if not file.is_file():
         return None
@@ -22,8 +22,8 @@ def provenance(folder: Path) -> str | None:
 
 
 def how_to_get(benchmark: str, root: Path) -> str:
-    """The last words of a sentence on missing files."""
+    """The end of a message on missing files: how to get them."""
     return (
-        f"`ctta-bench data download {benchmark} --data-root {root}` fetches it, or give the right "
-        "folder with --data-root."
+        f"`ctta-bench data download {benchmark} --data-root {root}` downloads it, or give the "
+        "right folder with --data-root."
     )

@@ -1,4 +1,4 @@
-"""Street images and their label maps as files: found, paired, resized as mmsegmentation does."""
+"""Files of street images and label maps: found, paired, and resized as in mmsegmentation."""
 
 import os
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ Size = tuple[int, int]  # height, width
 
 @dataclass(frozen=True)
 class StreetImages:
-    """Images under one folder, without labels; `names` are relative to it and end in `suffix`.
+    """Images under one folder, without labels; `names` are relative to it.
 
-    box: height and width that images are resized to fit, the aspect ratio kept, as mmcv does it.
+    box: height and width that images are resized to fit with their aspect ratio kept, as in mmcv.
     """
 
     folder: Path
@@ -34,9 +34,9 @@ class StreetImages:
         return np.zeros(len(self.names), np.int64)
 
     def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, H, W]. Raises DataError for a file that does not decode.
+        """uint8 [k, 3, H, W]. Raises DataError for a file that cannot be decoded.
 
-        Images of one call must come out at one size.
+        All images of one call must have the same size after resizing.
         """
         images = [resized(_rgb(self.folder / self.names[i]), self.box) for i in index]
         sizes = [image.shape for image in images]
@@ -44,21 +44,21 @@ class StreetImages:
             odd = next(i for i, size in zip(index, sizes, strict=True) if size != sizes[0])
             raise DataError(
                 f"{self.folder / self.names[odd]}: has another shape than the images before it; "
-                "stream it with batch_size=1."
+                "set batch_size=1."
             )
         return torch.from_numpy(np.stack([image.transpose(2, 0, 1) for image in images]))
 
 
 @dataclass(frozen=True)
 class StreetFiles(StreetImages):
-    """The same with label maps: `maps_folder`/`map_names`, train ids or Cityscapes' raw ids."""
+    """Images with label maps `maps_folder`/`map_names`: train ids or Cityscapes' raw ids."""
 
     maps_folder: Path
     map_names: Sequence[str]
     raw_ids: bool = False
 
     def maps(self, index: np.ndarray) -> Tensor:
-        """Train ids uint8 [k, H, W] at the files' own size. Raises DataError for a wrong file."""
+        """Train ids uint8 [k, H, W] in the size of the files. Raises DataError for a wrong file."""
         return torch.from_numpy(np.stack([self._map(int(i)) for i in index]))
 
     def _map(self, number: int) -> np.ndarray:
@@ -68,13 +68,13 @@ class StreetFiles(StreetImages):
             if shown.size[::-1] != found.shape:
                 raise DataError(
                     f"{file}: has {found.shape[1]}x{found.shape[0]} pixels, but its image {image} "
-                    f"{shown.width}x{shown.height}."
+                    f"has {shown.width}x{shown.height}."
                 )
         return found
 
 
 def listed(folder: Path, suffix: str) -> list[str]:
-    """Relative paths of the files under `folder` that end in `suffix`, sorted as mmseg sorts."""
+    """Relative paths of the files under `folder` that end in `suffix`, sorted as in mmseg."""
     found = []
     for place, _, names in os.walk(folder, followlinks=True):
         inside = Path(place).relative_to(folder)
@@ -83,7 +83,7 @@ def listed(folder: Path, suffix: str) -> list[str]:
 
 
 def resized(image: np.ndarray, box: Size) -> np.ndarray:
-    """An image uint8 [H, W, 3] made to fit a box, the aspect ratio kept; mmcv's `imrescale`."""
+    """An image uint8 [H, W, 3] resized to fit a box with its aspect ratio; mmcv's `imrescale`."""
     height, width = image.shape[:2]
     scale = min(max(box) / max(height, width), min(box) / min(height, width))
     size = int(width * scale + 0.5), int(height * scale + 0.5)

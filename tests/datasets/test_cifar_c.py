@@ -217,7 +217,7 @@ def test_a_pickle_that_calls_anything_is_refused(
         ({"data": np.zeros((2, 12), np.uint8), "labels": [0, 0]}, r"holds data \[2, 12\]"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, r"labels \[1\]"),
         ({"data": np.zeros((2, 3072), np.uint8)}, r"labels \[\]"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}, "not whole numbers"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}, "not integers"),
         ([1, 2], "holds no array `data`"),
     ],
 )

@@ -214,7 +214,7 @@ def test_two_processes_do_not_fetch_the_same_file(weather: Archive, tmp_path: Pa
     call = [sys.executable, "-c", code, str(tmp_path / "downloads" / "weather.tar")]
     with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(DataError, match=r"weather\.tar: another process is at work on it"):
+        with pytest.raises(DataError, match=r"weather\.tar: another process is working on it"):
             obtain(weather, tmp_path)
         other.communicate("")
     assert obtain(weather, tmp_path)
