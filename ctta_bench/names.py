@@ -2,12 +2,13 @@
 
 Importing a package must not load torch for a name that nobody uses. A plug-in written for the last
 release must still work: what was renamed keeps its old name for one release, with one
-FutureWarning that gives the new name. All old names are in the three tables below:
+FutureWarning that gives the new name. All old names are in the four tables below:
 
 RENAMED_MODULES     modules (`import ctta_bench.engine`)
 RENAMED_NAMES       functions, classes and constants of a module; the module has
                     `if not TYPE_CHECKING: __getattr__ = renamed(__name__)`
 RENAMED_ATTRIBUTES  methods, hooks and attributes of a class; the class derives from `OldNames`
+RENAMED_VALUES      values of an argument, which the callee passes through `renamed_value`
 """
 
 import importlib
@@ -246,7 +247,35 @@ RENAMED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "parts.segmentation.masked.MaskedMaps": {"look": "logits_and_uncertainty"},
     "parts.selection.Selection": {"follow": "update_average"},
     "parts.source.moments.RunningMoments": {"follow": "update_statistics"},
+    "stream.benchmark.Benchmark": {
+        "make_ready": "prepare_data",
+        "other_labels": "different_label_set",
+        "source_place": "source_location",
+        "strangers": "unknown_folders",
+    },
 }
+# By argument: old value, new value.
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "Setting.join": {
+        "chain": "concatenate",
+        "stream": "continuous",
+        "pool": "shuffle",
+        "deal": "interleave",
+        "blend": "cross_fade",
+    },
+    "Setting.severity_schedule": {"rise": "rising", "fall_first": "falling_first"},
+}
+
+
+def renamed_value(argument: str, value: Any, *, stacklevel: int = 2) -> Any:
+    """The value of an argument, or the new one of a renamed value, with a warning.
+
+    Example: `renamed_value("Setting.join", "pool")` is `"shuffle"`.
+    """
+    new = RENAMED_VALUES[argument].get(value, value)
+    if new != value:
+        _warn(f"{argument} {value!r}", repr(new), stacklevel + 1)
+    return new
 
 
 def _warn(old: str, new: str, stacklevel: int) -> None:

@@ -153,7 +153,7 @@ class CCC(Benchmark):
         level = self.settings.level
         return tuple(stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS)
 
-    def strangers(self) -> list[str]:
+    def unknown_folders(self) -> list[str]:
         """Folders that are no stream of any level."""
         known = {stream_name(b, v, s) for b in (0, 20, 40) for v in SPEEDS for s in SEEDS}
         return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
@@ -190,7 +190,7 @@ class CCC(Benchmark):
         crop = self.settings.crop
         return train_images(data_root(self.root), Geometry(crop, "crop", round(crop * 256 / 224)))
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """ROOT/imagenet2012/train."""
         return f"{data_root(self.root) / 'imagenet2012' / 'train'}, a folder for each synset"
 

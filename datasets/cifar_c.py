@@ -83,7 +83,7 @@ class CifarC(Benchmark):
         """The four hold-out corruptions, and the clean test images."""
         return (*HOLD_OUT, CLEAN)
 
-    def strangers(self) -> list[str]:
+    def unknown_folders(self) -> list[str]:
         """Files beside the corruptions."""
         known = {*CORRUPTIONS, *HOLD_OUT, "labels"}
         return sorted(p.name for p in self.home.glob("*.npy") if p.stem not in known)
@@ -138,7 +138,7 @@ class CifarC(Benchmark):
             )
         return self._clean("train", place), self._clean("test", place)
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """ROOT/`clean_folder`."""
         return f"{data_root(self.root) / self.clean_folder} (CIFAR's python version)"
 

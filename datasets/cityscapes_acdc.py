@@ -95,7 +95,7 @@ class CityscapesACDC(Benchmark):
         """ACDC's images of the same places in clear weather, and Cityscapes' validation images."""
         return (*(condition + REFERENCE for condition in CONDITIONS), CLEAN)
 
-    def strangers(self) -> list[str]:
+    def unknown_folders(self) -> list[str]:
         """Folders beside the conditions."""
         folder = self._place("rgb_anon")
         return [n for n in subfolders(folder) if n not in CONDITIONS] if folder.is_dir() else []
@@ -189,7 +189,7 @@ class CityscapesACDC(Benchmark):
         """Cityscapes' training images if they are there, with label maps if those are, too."""
         return self._source
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """Cityscapes' folders."""
         return f"{self._place('leftImg8bit') / 'train'} and {self._place('gtFine') / 'train'}"
 
@@ -219,7 +219,7 @@ class CityscapesACDC(Benchmark):
                 found.append(f"domain {name}: {error}")
         return found
 
-    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+    def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Read every label map of the stream: a wrong one ends the run before it begins."""
         for name in self.chosen_domains():
             images = self._domains(name)

@@ -80,7 +80,7 @@ class FashionC(Benchmark):
         """The four hold-out corruptions, and the clean images."""
         return (*HOLD_OUT, CLEAN)
 
-    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+    def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Make the corrupted images that the stream needs and the cache lacks."""
         wanted = [(name, severity) for name, severity in self.needed() if name != CLEAN]
         count = min(self.settings.examples or 2000, 2000)

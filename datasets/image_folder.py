@@ -75,7 +75,7 @@ class ImageFolder(Benchmark):
             return found
         return DecodedImages(found.cut(self.settings.examples or len(names)), self.decoded_cache)
 
-    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+    def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Decode into the cache, if there is one."""
         for name in self.chosen_domains() if self.decoded_cache is not None else ():
             images = self.domain(name)
@@ -87,7 +87,7 @@ class ImageFolder(Benchmark):
         assert self.root is not None
         return self.domain(SOURCE) if (self.root / SOURCE).is_dir() else None
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """The folder of the domain called `source`."""
         return f"the folder {self.root / SOURCE}, of CLASS/IMAGE" if self.root else ""
 

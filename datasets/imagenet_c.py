@@ -73,7 +73,7 @@ class CorruptionFolders(FileBenchmark):
         """Corruptions of the archive that are no part of the mean, and clean validation images."""
         return (*self.hold_out, CLEAN)
 
-    def strangers(self) -> list[str]:
+    def unknown_folders(self) -> list[str]:
         """Folders beside the corruptions."""
         known = {*self.corruptions, *self.hold_out}
         return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []

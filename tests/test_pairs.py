@@ -202,7 +202,7 @@ def test_cotta_reports_the_whole_network_but_class_token_and_position_table() ->
 def without_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BENCHMARKS.get("toy"), "source", lambda self: None)
     place = "the folder ROOT/source, of CLASS/IMAGE"
-    monkeypatch.setattr(BENCHMARKS.get("toy"), "source_place", lambda self: place)
+    monkeypatch.setattr(BENCHMARKS.get("toy"), "source_location", lambda self: place)
 
 
 @pytest.mark.usefixtures("without_source")

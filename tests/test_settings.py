@@ -53,13 +53,14 @@ def test_a_plug_in_adds_a_setting_with_one_entry(
 
 
 def test_the_names_of_the_last_release_still_work_with_one_warning_each() -> None:
-    with pytest.warns(FutureWarning, match=r"join='deal'\) is join='interleave' since") as warned:
+    with pytest.warns(
+        FutureWarning, match=r"Setting.join 'deal' is called 'interleave' since"
+    ) as warned:
         assert Setting("d", "s", "deal").join == "interleave"  # type: ignore[arg-type]
     assert len(warned) == 1
-    renamed = r"Setting\(walk='rise'\) is severity_schedule='rising' since"
-    with pytest.warns(FutureWarning, match=renamed):
+    with pytest.warns(FutureWarning, match=r"severity_schedule 'rise' is called 'rising' since"):
         assert Setting("d", "s", walk="rise").severity_schedule == "rising"
-    with pytest.warns(FutureWarning, match=r"Quarter.other_labels is different_label_set since"):
+    with pytest.warns(FutureWarning, match=r"other_labels is called Quarter.different_label_set"):
 
         class Quarter(Benchmark):
             other_labels = True

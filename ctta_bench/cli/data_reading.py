@@ -149,7 +149,7 @@ def data_bench(
     problems = read.problems()
     if problems:
         raise DataError(f"{read.name}: {problems[0]}")
-    read.make_ready(lambda what, done, total: None, usable_cores())
+    read.prepare_data(lambda what, done, total: None, usable_cores())
     stream = Stream(batch_domains(read), read.settings, 0)
     chosen = torch.device(device or default_device())
     speeds = [

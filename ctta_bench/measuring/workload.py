@@ -161,7 +161,7 @@ class Workload:
                 f"{benchmark.name}: {problems[0]} (cost --random measures on random images of the "
                 "model's size, with random weights)"
             )
-        benchmark.make_ready(lambda what, done, total: None, usable_cores())
+        benchmark.prepare_data(lambda what, done, total: None, usable_cores())
         stream = Stream(batch_domains(benchmark), benchmark.settings, self.seed)
         chosen = _full_batches(stream, BATCHES)
         return [as_input(stream.stored(n).images.to(self.device)).to(self.dtype) for n in chosen]

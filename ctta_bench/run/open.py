@@ -58,7 +58,7 @@ class OpenBenchmark:
     ) -> Stream:
         """The batches; makes the data that they lack, with `report(what, done, total)`."""
         makers = usable_cores() if self.makers is None else self.makers
-        self.benchmark.make_ready(report, makers)
+        self.benchmark.prepare_data(report, makers)
         return Stream(batch_domains(self.benchmark), self.benchmark.settings, self.seed)
 
     def scorer(self) -> Scorer:
@@ -222,7 +222,7 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
         return None
     images = benchmark.source()
     if images is None:
-        place = benchmark.source_place()
+        place = benchmark.source_location()
         raise DataError(
             f"{reader} reads {access} source data, but {benchmark.name} has no source set "
             f"at hand{f'; put it in {place}' if place else ''}."
@@ -230,7 +230,7 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
     if access == "labelled" and _lacks_labels(benchmark, images):
         raise DataError(
             f"{reader} reads labelled source data, but the source images of "
-            f"{benchmark.name} have no label maps; put them in {benchmark.source_place()}."
+            f"{benchmark.name} have no label maps; put them in {benchmark.source_location()}."
         )
     return images
 

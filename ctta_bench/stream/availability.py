@@ -59,7 +59,7 @@ def data_availability(
         if name not in benchmark.chosen_domains():
             found.append(_entry(name, "extra", partial(benchmark.domain, name))[0])
     found.append(_entry("source", "source", benchmark.source)[0])
-    return [*found, *(Availability(name, "unknown", None) for name in benchmark.strangers())]
+    return [*found, *(Availability(name, "unknown", None) for name in benchmark.unknown_folders())]
 
 
 def _entry(

@@ -6,7 +6,6 @@ image sets are sorted, and the hash of the order is stored with each result.
 """
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from platformdirs import user_cache_path
 from torch import Tensor
 
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.names import RENAMED_IN
+from ctta_bench.names import OldNames
 from ctta_bench.stream.image_sets import ArrayImages as ArrayImages  # for benchmarks
 from ctta_bench.stream.image_sets import ArrayMaps as ArrayMaps
 from ctta_bench.stream.image_sets import ImageSet as ImageSet
@@ -70,7 +69,7 @@ Task = str  # an entry of METRICS: "classification", "segmentation", or a plug-i
 CLEAN = "clean"  # name of the domain of uncorrupted images, in benchmarks that have one
 
 
-class Benchmark(ABC):
+class Benchmark(OldNames, ABC):
     """Base of all benchmarks: domains of labelled images and, optionally, source data.
 
     Subclasses define `Settings`, the class attributes, `domain_names` and `domain`, and `source` if
@@ -98,17 +97,6 @@ class Benchmark(ABC):
     citation: ClassVar[str] = ""  # a key of datasets/references.bib or methods/references.bib
     # Display names by domain, or the name of a benchmark that has the same domains.
     domain_display_names: ClassVar[Mapping[str, str] | str] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "other_labels" in vars(cls):
-            warnings.warn(
-                f"{cls.__name__}.other_labels is different_label_set since ctta-bench "
-                f"{RENAMED_IN}; the old name goes with the next release.",
-                FutureWarning,
-                stacklevel=2,
-            )
-            cls.different_label_set = vars(cls)["other_labels"]
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()
@@ -169,7 +157,7 @@ class Benchmark(ABC):
         root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
         return Path(root)
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """Where source images are expected, for messages about missing ones; "" if nowhere."""
         return ""
 
@@ -181,11 +169,11 @@ class Benchmark(ABC):
         """The extra domains to choose hyper-parameters on: all except the clean images."""
         return tuple(name for name in self.extra_domains() if name != CLEAN)
 
-    def strangers(self) -> list[str]:
+    def unknown_folders(self) -> list[str]:
         """Folders in the data's folder that are no domain of the benchmark; they are never read."""
         return []
 
-    def make_ready(self, report: Callable[[str, int, int], None], workers: int) -> None:
+    def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Make or check the files that the stream needs, before the first batch.
 
         `report(what, done, total)` shows the progress. By default there is nothing to do.

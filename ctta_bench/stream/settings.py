@@ -5,14 +5,13 @@ joined, and whether the method is reset. docs/protocols.md defines each of them.
 """
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ctta_bench.names import RENAMED_IN
+from ctta_bench.names import renamed_value
 
 ImageOrder = Literal["file", "shuffled", "alike"]
 DomainOrder = Literal[
@@ -54,30 +53,10 @@ class Setting:
     walk: InitVar[str] = ""  # the old name of severity_schedule
 
     def __post_init__(self, walk: str) -> None:
+        """Accept the argument and the values of ctta-bench 0.1."""
         given = {"join": self.join, "severity_schedule": walk or self.severity_schedule}
         for key, value in given.items():
-            new = _OLD_VALUES.get(value, value)
-            if new != value:
-                old = f"{'walk' if walk and key != 'join' else key}={value!r}"
-                warnings.warn(
-                    f"Setting({old}) is {key}={new!r} since ctta-bench {RENAMED_IN}; the old name "
-                    "goes with the next release.",
-                    FutureWarning,
-                    stacklevel=3,
-                )
-            object.__setattr__(self, key, new)
-
-
-# Values of Setting in 0.1.0.
-_OLD_VALUES = {
-    "chain": "concatenate",
-    "stream": "continuous",
-    "pool": "shuffle",
-    "deal": "interleave",
-    "blend": "cross_fade",
-    "rise": "rising",
-    "fall_first": "falling_first",
-}
+            object.__setattr__(self, key, renamed_value(f"Setting.{key}", value, stacklevel=3))
 
 
 _TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"

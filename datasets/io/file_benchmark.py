@@ -106,7 +106,7 @@ class FileBenchmark(Benchmark):
         """ImageNet's training images of the benchmark's classes, or None if they are missing."""
         return self._train
 
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """ROOT/imagenet2012/train."""
         return f"{data_root(self.root) / CLEAN_FOLDER / 'train'}, one folder per synset"
 
@@ -126,7 +126,7 @@ class FileBenchmark(Benchmark):
         """The message if the whole set is missing."""
         return f"no folder {self.home}."
 
-    def make_ready(self, report: Report, workers: int) -> None:
+    def prepare_data(self, report: Report, workers: int) -> None:
         """Find damaged images if they are to be skipped; fill the cache if there is one."""
         if self.settings.undecodable == "skip":
             self._find_damaged(report, workers)

@@ -87,8 +87,8 @@ def read_labels(file: Path) -> dict[str, str]:
         synset = order.get(fields[-1] if alone else fields[1])
         if stem is None or synset is None:
             raise DataError(
-                f"{file}:{number}: {' '.join(fields)!r} is not an image of ImageNet's validation set "
-                "with its class, a synset or a number from 0 to 999."
+                f"{file}:{number}: {' '.join(fields)!r} is not an image of ImageNet's validation "
+                "set with its class, a synset or a number from 0 to 999."
             )
         found[stem] = synset
     is_numbers = any(fields[-1 if alone else 1].isdigit() for fields in words)

@@ -83,7 +83,7 @@ def start_up_rows(repeats: int) -> Iterator[Row]:
 def engine_rows(model: str, batch_size: int, device: torch.device) -> Iterator[Row]:
     """Source through the engine over a bare loop: with a small model, and with the large one."""
     fashion = load_benchmark("fashion_c", batch_size=50, examples=1000, domains=("contrast",))
-    fashion.make_ready(lambda *_: None, 2)
+    fashion.prepare_data(lambda *_: None, 2)
     stream = Stream(batch_domains(fashion), fashion.settings, seed=0)
     source = load_model("fashion_vit").to(device)
     # A step of milliseconds, where what is beside it shows most; no goal is set for it but 0.9.

@@ -110,7 +110,7 @@ def test_a_missing_stream_is_a_problem_with_its_address(root: Path) -> None:
     (problem,) = benchmark(root, domains=(NAMES[0], other)).problems()
     assert f"mlcloud.uni-tuebingen.de:7443/datasets/CCC/{other}/" in problem
     (root / "CCC" / "notes").mkdir()
-    assert benchmark(root).strangers() == ["notes"]
+    assert benchmark(root).unknown_folders() == ["notes"]
 
 
 def test_a_damaged_image_is_named_by_tar_and_place(root: Path) -> None:

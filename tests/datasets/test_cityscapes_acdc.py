@@ -325,7 +325,7 @@ def test_the_first_wrong_file_of_several_is_named(tree: Path) -> None:
     for frame in FRAMES:
         save(tree / f"gt/fog/train/{frame}_gt_labelTrainIds.png", np.full((54, 96), 33, np.uint8))
     with pytest.raises(DataError, match=r"GOPR0475_frame_000002_gt_labelTrainIds\.png: holds the"):
-        benchmark(tree).make_ready(lambda what, done, total: None, 0)
+        benchmark(tree).prepare_data(lambda what, done, total: None, 0)
 
 
 def test_what_is_missing_altogether_is_told_with_its_place(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_the_stream_is_the_fifteen_in_order_whatever_else_lies_there(root: Path)
     read = ImageNetC(None, root)
     assert read.chosen_domains() == CORRUPTIONS
     assert read.extra_domains() == (*HOLD_OUT, "clean")
-    assert read.strangers() == ["extra.tar.d", "tmp"]
+    assert read.unknown_folders() == ["extra.tar.d", "tmp"]
 
 
 def test_a_hold_out_corruption_is_streamed_when_named(root: Path) -> None:
