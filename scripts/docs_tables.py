@@ -78,7 +78,7 @@ def cell_table() -> str:
                 f"`{name}`",
                 option.help,
                 ", ".join(filter(None, (values, limits))),
-                "" if default is REQUIRED else code(default),
+                "" if default is REQUIRED else option.unset or code(default),
                 ", ".join(option.places),
             )
         )

@@ -17,6 +17,8 @@ from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
 
 Place = Literal["run", "grid", "file", "set"]
 REQUIRED = ...
+# Headings of options in `--help`.
+WHAT, MODEL, DATA, HOW, OUTPUT = "What to run", "Model", "Data", "Execution", "Output"
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,18 @@ class CellOption:
 
     places: `run` and `grid` have an option, experiment files a key, `set` and `sweep` a key. A new
     option is in the first three. lists: the key of an experiment file takes several values, each
-    for the whole product. names, metavar, envvar: of the option, where --NAME does not do.
-    complete: what the shell offers, beside the values of a Literal. limits: as pydantic's `Field`
-    takes them (ge, lt, ...). read: from what users write to the value; raises ValueError.
-    record: whether the value stands in a cell's record, and so in its identity: always, or where
-    it is not the default, so that cells of before the option was there stay the same. "": it
-    decides no number, or the record states what comes of it (fingerprint, hyper-parameters).
+    for the whole product. names, metavar, envvar: of the option, if --NAME is not enough. panel:
+    its heading in `--help`. unset: in words, what holds where the option is not given and its
+    default does not say so. complete: what the shell offers, if the type is no Literal. limits: as
+    pydantic's `Field` takes them (ge, lt, ...). read: from what users write to the value; raises
+    ValueError. record: whether the value is in a cell's record, and so in its identity: always, or
+    where it is not the default, so that the identity of earlier cells stays the same. "": it
+    changes no result, or the record states what follows from it (fingerprint, hyper-parameters).
     """
 
     help: str
+    panel: str = WHAT
+    unset: str = ""
     places: tuple[Place, ...] = ("run", "grid", "file")
     lists: bool = False
     names: tuple[str, ...] = ()
@@ -84,25 +89,30 @@ class CellOptions:
     preset: Annotated[
         str,
         CellOption(
-            "hyper-parameters: default, paper, code, ..., or a YAML file of `ctta-bench tune`",
+            "hyper-parameters: default, paper, code, ... or a YAML file of `ctta-bench tune`",
             places=("run", "grid"),
         ),
     ] = "default"
     model: Annotated[
         str | None,
         CellOption(
-            "a model, or timm:NAME.TAG; default: the benchmark's own",
+            "a model (`ctta-bench list models`), or timm:NAME.TAG",
+            panel=MODEL,
+            unset="the benchmark's own",
             places=("run", "set"),
             complete=MODELS.names,
         ),
     ] = None
     weights: Annotated[
-        Path | None, CellOption("file of weights for the model", places=("run", "set"))
+        Path | None,
+        CellOption("file of weights for the model", panel=MODEL, places=("run", "set")),
     ] = None
     preprocessing: Annotated[
         Literal["true", "lineage"],
         CellOption(
-            "normalisation of images: the checkpoint's own, or raw [0, 1] as in earlier papers",
+            "normalisation of images: true: the checkpoint's own; lineage: none, raw [0, 1], as in "
+            "earlier papers",
+            panel=MODEL,
             places=("run", "file", "set"),
             lists=True,
             read=_regime,
@@ -111,7 +121,9 @@ class CellOptions:
     input_size: Annotated[
         tuple[int, int] | None,
         CellOption(
-            "the network's input in pixels, PIXELS or HEIGHTxWIDTH; default: as recorded",
+            "the network's input in pixels, PIXELS or HEIGHTxWIDTH",
+            panel=MODEL,
+            unset="as recorded",
             places=("run", "set"),
             metavar="PIXELS",
             read=_pixels,
@@ -119,12 +131,17 @@ class CellOptions:
     ] = None
     precision: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"],
-        CellOption("number format of the networks", places=("run", "file", "set"), record="always"),
+        CellOption(
+            "number format of the networks",
+            panel=MODEL,
+            places=("run", "file", "set"),
+            record="always",
+        ),
     ] = "float32"
     seed: Annotated[
         int,
         CellOption(
-            "seed of order, method and source sample",
+            "seed of image order, method and source sample",
             places=("run", "set"),
             limits={"ge": 0, "lt": 2**31},
             record="always",
@@ -133,7 +150,7 @@ class CellOptions:
     window: Annotated[
         int,
         CellOption(
-            "images a window of single-sample streams; 0: off",
+            "images per window in single-sample streams; 0: off",
             places=("run", "set"),
             limits={"ge": 0},
         ),
@@ -141,7 +158,7 @@ class CellOptions:
     adapt: Annotated[
         bool,
         CellOption(
-            "adapt, or score the model as it is before the stream, after a warm-up",
+            "adapt, or only score the model as it is after the warm-up, before the stream",
             places=("run", "set"),
             record="changed",
         ),
@@ -150,6 +167,7 @@ class CellOptions:
         Path | None,
         CellOption(
             "folder of data sets and caches",
+            panel=DATA,
             places=("run", "grid"),
             names=("--data-root", "--root"),
             envvar="CTTA_BENCH_DATA",
@@ -158,7 +176,9 @@ class CellOptions:
     workers: Annotated[
         int | None,
         CellOption(
-            "processes that load images ahead; 0: this one; default: as cores allow",
+            "processes that load images ahead; 0: none, this process loads them",
+            panel=DATA,
+            unset="as many as the cores allow",
             places=("run", "grid"),
             limits={"ge": 0, "le": 256},
         ),
@@ -166,7 +186,8 @@ class CellOptions:
     cache_decoded: Annotated[
         Path | None,
         CellOption(
-            "keep decoded images there; later runs read them at once",
+            "store decoded images in this folder, so that later runs need not decode them",
+            panel=DATA,
             places=("run", "grid"),
             metavar="DIR",
         ),
@@ -174,7 +195,7 @@ class CellOptions:
     repeat: Annotated[
         int,
         CellOption(
-            "number of a further run of the same cell, as to see how far runs on a GPU differ",
+            "number of a repeated run of the same cell, e.g. to see how far runs on a GPU differ",
             places=("run", "grid", "file", "set"),
             limits={"ge": 0},
             record="changed",
@@ -182,11 +203,13 @@ class CellOptions:
     ] = 0
     keep_models: Annotated[
         Literal["none", "last", "domains"],
-        CellOption("adapted networks to leave in the run folder (last: at the end)"),
+        CellOption(
+            "which adapted networks to store in the run folder (last: the final one)", panel=OUTPUT
+        ),
     ] = "none"
     probe: Annotated[
         Literal["none", "rounds", "domains"],
-        CellOption("when source images are scored again, for forgetting"),
+        CellOption("when to score source images again, to measure forgetting", panel=OUTPUT),
     ] = "none"
     set: Annotated[
         dict[str, Any],
