@@ -207,14 +207,14 @@ def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
     for node in tree.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
-        for name, facts in _registered(node, variable):
+        for name, facts in registered(node, variable):
             doc = ast.get_docstring(node) or ast.get_docstring(tree) or ""
             name = canonical(name)
             found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node) | facts)
     return found
 
 
-def _registered(
+def registered(
     node: ast.ClassDef | ast.FunctionDef, variable: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names under which a class or function is registered, and the facts beside them."""

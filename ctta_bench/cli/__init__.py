@@ -1,14 +1,13 @@
 """The command `ctta-bench`. No logic here: each command builds, calls and prints.
 
-A command is a function in one of the modules beside this one; here they get their names.
+A command is a function in one of the modules of this folder; here they get their names.
 """
 
 import signal
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ctta_bench import __version__
 from ctta_bench.cli import (
     authoring,
     cost,
@@ -22,59 +21,84 @@ from ctta_bench.cli import (
     status,
     tuning,
 )
-from ctta_bench.cli.command import State
+from ctta_bench.cli.command import PlainCommand, PlainGroup, State, exit_codes, version_line
+from ctta_bench.cli.completion import whole_words_in_bash
 
 app = typer.Typer(
+    cls=PlainGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Continual test-time adaptation: every method, every benchmark, one protocol.",
+    epilog=exit_codes(),
 )
-new_app = typer.Typer(no_args_is_help=True, help="Skeletons to start from.")
-data_app = typer.Typer(no_args_is_help=True, help="The data of a benchmark.")
-app.add_typer(data_app, name="data")
-app.add_typer(new_app, name="new")
-models_app = typer.Typer(no_args_is_help=True, help="Source models: their weights and facts.")
-app.add_typer(models_app, name="models")
+data_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and check data sets.")
+models_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and show source models.")
+new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a template to start from.")
 
-app.command("list")(listing.list_entries)
-app.command()(running.run)
-app.command()(launching.grid)
-app.command()(tuning.tune)
-app.command()(cost.cost)
-app.command()(status.status)
-app.command()(status.logs)
-app.command()(status.cancel)
-app.command()(status.merge)
-app.command()(reporting.report)
-app.command()(reporting.geometry)
-app.command()(reporting.attention)
-app.command()(models.export)
-app.command()(authoring.check)
-app.command()(authoring.parity)
-new_app.command("method")(authoring.new_method)
-data_app.command("list")(data.data_list)
-data_app.command("download")(data.data_download)
-data_app.command("make")(data.data_make)
-data_app.command("verify")(data.data_verify)
-data_app.command("check")(data_reading.data_check)
-data_app.command("bench")(data_reading.data_bench)
-models_app.command("download")(models.models_download)
-models_app.command("show")(models.models_show)
-app.command("train-source")(models.train_source)
+
+GET, WRITE = "Methods, models and data", "Write a method"
+
+
+def _add(group: typer.Typer, panel: str | None, **commands: Any) -> None:
+    for name, function in commands.items():
+        name = name.replace("_", "-")
+        group.command(name, cls=PlainCommand, rich_help_panel=panel)(function)
+
+
+_add(app, "Run", run=running.run, grid=launching.grid, tune=tuning.tune, cost=cost.cost)
+_add(
+    app,
+    "Follow runs",
+    status=status.status,
+    logs=status.logs,
+    cancel=status.cancel,
+    merge=status.merge,
+)
+_add(
+    app,
+    "Results",
+    report=reporting.report,
+    geometry=reporting.geometry,
+    attention=reporting.attention,
+    export=models.export,
+)
+_add(app, GET, list=listing.list_entries, train_source=models.train_source)
+_add(app, WRITE, check=authoring.check, parity=authoring.parity)
+app.add_typer(data_app, name="data", rich_help_panel=GET)
+app.add_typer(models_app, name="models", rich_help_panel=GET)
+app.add_typer(new_app, name="new", rich_help_panel=WRITE)
+_add(
+    data_app,
+    None,
+    list=data.data_list,
+    download=data.data_download,
+    make=data.data_make,
+    verify=data.data_verify,
+    check=data_reading.data_check,
+    bench=data_reading.data_bench,
+)
+_add(models_app, None, download=models.models_download, show=models.models_show)
+_add(new_app, None, method=authoring.new_method)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ctta-bench {__version__}")
+        typer.echo(version_line())
         raise typer.Exit
 
 
 @app.callback()
 def common(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the versions of ctta-bench and torch and the commit, and exit.",
+        ),
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -87,7 +111,8 @@ def _interrupted(number: int, frame: object) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    # A scheduler's or a user's polite kill is answered like Ctrl-C: checkpoint, then leave.
+    # SIGTERM of a scheduler or a user does what Ctrl-C does: write a checkpoint, then exit.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, _interrupted)
-    app()
+    with whole_words_in_bash():
+        app()

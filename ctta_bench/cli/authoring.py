@@ -1,4 +1,4 @@
-"""For authors of methods: conformance, parity and a skeleton."""
+"""For authors of methods: conformance checks, parity and a template."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,28 +13,32 @@ from ctta_bench.cli.command import (
     check_format,
     command,
     error_printer,
+    follow_up,
     load_plugins,
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import completion, methods
 from ctta_bench.errors import ConfigError
 
 
 @command
 def check(
-    method: Annotated[str | None, typer.Argument(help="A method, or --all.")] = None,
-    all_methods: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
+    method: Annotated[
+        str | None, typer.Argument(help="A method, or --all.", autocompletion=completion(methods))
+    ] = None,
+    all_methods: Annotated[bool, typer.Option("--all", help="Check all methods.")] = False,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Hold a method against what every method owes, on a tiny model, in seconds.
+    """Run the conformance checks on a method, with a tiny model, in seconds.
 
     Example: `ctta-bench check confident --plugin my_method.py`
     """
     as_json = check_format(format)
     load_plugins(plugin)
     if (method is None) != all_methods:
-        raise ConfigError("check: name one method, or give --all.")
+        raise ConfigError("check: give the name of one method, or --all.")
     names = registry.METHODS.names() if all_methods else [registry.METHODS.find(method or "").name]
     from dataclasses import asdict
 
@@ -56,13 +60,19 @@ def check(
 
 @command
 def parity(
-    method: Annotated[str | None, typer.Argument(help="Cases of this method alone.")] = None,
-    cases: Annotated[Path | None, typer.Option(help="Folder of cases; the repository's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the verdicts in this CSV file.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Argument(help="Only cases of this method.", autocompletion=completion(methods)),
+    ] = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option(help="Folder of cases.", show_default="those of the repository"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the verdicts to this CSV file.")] = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Hold methods against golden figures of the official implementations.
+    """Compare methods with reference outputs recorded from the authors' code.
 
     Example: `ctta-bench parity tent`
     """
@@ -93,13 +103,16 @@ def parity(
 @command
 def new_method(
     name: Annotated[str, typer.Argument(help="The name that users will type.")],
-    out: Annotated[Path, typer.Option(help="Folder that takes the two files.")] = Path(),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two files.", show_default="this folder")
+    ] = Path(),
 ) -> None:
-    """Write a method that runs as it is, and its test.
+    """Write the file of a new method, which runs as it is, and its test.
 
     Example: `ctta-bench new method my_method`
     """
     from ctta_bench.authoring.skeleton import new_method as write
 
     method, test = write(name, out)
-    typer.echo(f"{method}\n{test}\nnext: ctta-bench check {method.stem} --plugin {method}")
+    check_it = follow_up("check", method.stem, "--plugin", method)
+    typer.echo(f"{method}\n{test}\nnext: {check_it}")

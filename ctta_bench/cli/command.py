@@ -1,6 +1,6 @@
-"""What every command is made of: options from models, errors as one sentence, printing.
+"""The common part of all commands: options from models, errors as one sentence, help, printing.
 
-A parameter of a command may be a dataclass of options, or a cell's options in one place:
+A parameter of a command may be a dataclass of options, or the options of a cell:
 
     def run(request: Annotated[CellRequest, OptionsOf("run")], options: CommandOptions) -> None: ...
 
@@ -11,22 +11,34 @@ import dataclasses
 import functools
 import inspect
 import json
+import shlex
+import subprocess
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
 
+import ctta_bench
 from ctta_bench import registry
+from ctta_bench.cli.completion import OF_CELLS, completion, one_of
 from ctta_bench.config.fields import choices_of
-from ctta_bench.config.options import REQUIRED, cell_options
+from ctta_bench.config.options import DATA, HOW, MODEL, OUTPUT, REQUIRED, WHAT, cell_options
 from ctta_bench.errors import ConfigError, CttaBenchError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
+EXIT_CODES = {
+    0: "all is done",
+    1: "a cell failed or is not done, a check failed, or files differ (or a fault of the program, "
+    "with a traceback)",
+    2: "a mistake that you can correct: one sentence says what and where",
+    INTERRUPTED: "interrupted by Ctrl-C or a signal: the same command resumes",
+}
 FORMATS = ("text", "json")
+PANELS = (WHAT, MODEL, DATA, HOW, OUTPUT)
 
 Values = dict[str, Any]
 
@@ -35,53 +47,72 @@ Values = dict[str, Any]
 class OptionsOf:
     """Marks a parameter that takes a cell's options.
 
-    "run": a whole CellRequest. "grid": those that were given, by name, to hold for every cell.
+    "run": a whole CellRequest. "grid": the options that the user gave, by name, for every cell.
     """
 
     place: Literal["run", "grid"]
 
 
 def cell_option(name: str) -> Any:
-    """The option of a cell, or for one without default the argument, as typer has it."""
+    """The option of a cell, or the argument if it has no default, as typer takes it."""
     declared = cell_options()[name]
     option, choices, text = declared.option, choices_of(declared.type), declared.option.help
     given: Values = {
         "help": f"{text[:1].upper()}{text[1:]}.",
         "metavar": option.metavar or "|".join(choices) or None,
         "envvar": option.envvar,
-        "autocompletion": completion(option.complete or (lambda: choices)),
+        "autocompletion": completion(OF_CELLS[name]) if name in OF_CELLS else one_of(*choices),
     }
-    is_argument = declared.default is REQUIRED
-    return typer.Argument(**given) if is_argument else typer.Option(*option.names, **given)
+    if declared.default is REQUIRED:
+        return typer.Argument(**given)
+    given |= {"rich_help_panel": option.panel, "show_default": option.unset or True}
+    return typer.Option(*option.names, **given)
 
 
-def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What typer asks for the words that may follow in the shell."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
-
-    return complete
+def option(*names: str, panel: str, unset: str = "", **given: Any) -> Any:
+    """An option under a heading of `--help`; unset: in words, what holds if it is not given."""
+    return typer.Option(*names, rich_help_panel=panel, show_default=unset or True, **given)
 
 
 Plugin = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="Python file or module that registers methods; repeatable."),
+    option(
+        "--plugin",
+        panel=WHAT,
+        help="Python file or module that registers methods, benchmarks or models; repeatable.",
+    ),
 ]
 Format = Annotated[
     str,
-    typer.Option(
+    option(
         "--format",
+        panel=OUTPUT,
         metavar="text|json",
-        help="Of what is printed.",
-        autocompletion=completion(lambda: FORMATS),
+        help="Format of what is printed.",
+        autocompletion=one_of(*FORMATS),
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: what there is.")]
-Force = Annotated[bool, typer.Option("--force", help="Run again what is done.")]
+Quiet = Annotated[
+    bool, option("--quiet", "-q", panel=OUTPUT, help="Print only results and errors.")
+]
+Device = Annotated[
+    str | None,
+    option(
+        panel=HOW,
+        unset="cuda if there is one, else cpu",
+        help="cpu, cuda or cuda:NUMBER.",
+        autocompletion=one_of("cpu", "cuda"),
+    ),
+]
+Force = Annotated[bool, option("--force", panel=HOW, help="Run again what is done.")]
 Log = Annotated[
-    list[str] | None, typer.Option("--log", help="Further logger: tensorboard, wandb, mlflow.")
+    list[str] | None,
+    option(
+        "--log",
+        panel=OUTPUT,
+        help="Additional logger: tensorboard, wandb or mlflow; repeatable.",
+        autocompletion=one_of("tensorboard", "wandb", "mlflow"),
+    ),
 ]
 # Options of a cell, for commands that take a few of them.
 Set = Annotated[list[str] | None, cell_option("set")]
@@ -104,9 +135,9 @@ class State:
 
 
 def command(function: Command) -> Command:
-    """A command for typer: models of options as one option for each field.
+    """A command for typer: a model of options becomes one option for each field.
 
-    A user's mistake is one sentence and exit code 2, Ctrl-C exit code 130.
+    A user's mistake prints one sentence and ends with exit code 2, Ctrl-C with 130.
     """
     signature, arguments_of = expand_options(function)
 
@@ -117,12 +148,10 @@ def command(function: Command) -> Command:
         except CttaBenchError as error:
             if State.debug:
                 raise
-            error_printer().print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+            print_error(str(error))
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            error_printer().print(
-                "interrupted: the same command goes on from here.", highlight=False
-            )
+            error_printer().print("interrupted: the same command resumes here.", highlight=False)
             raise typer.Exit(INTERRUPTED) from None
 
     wrapped.__signature__ = signature  # type: ignore[attr-defined]
@@ -131,24 +160,34 @@ def command(function: Command) -> Command:
 
 
 def error_printer() -> Console:
-    """Stderr, where everything but results goes."""
+    """Stderr, for everything except results."""
     return Console(stderr=True)
 
 
+def print_error(sentence: str, kind: str = "error") -> None:
+    """Print `KIND: SENTENCE` on stderr, as it is, on one line."""
+    error_printer().print(f"{kind}: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
+def follow_up(*words: object) -> str:
+    """A command that the user can copy: words with spaces are quoted."""
+    return shlex.join(["ctta-bench", *map(str, words)])
+
+
 def printer() -> Console:
-    """Stdout; 160 columns where it is no terminal, so that a piped table is whole."""
+    """Stdout; 160 columns wide if it is no terminal, so that a piped table is complete."""
     return Console(width=None if Console().is_terminal else 160)
 
 
 def check_format(value: str) -> bool:
-    """Whether JSON is wanted. Raises ConfigError for a format that is not there."""
+    """Whether JSON is wanted. Raises ConfigError for an unknown format."""
     if value not in FORMATS:
         raise ConfigError(f"--format {value!r}: choose text or json.")
     return value == "json"
 
 
 def load_plugins(plugins: list[str] | None) -> None:
-    """Register what the options --plugin name."""
+    """Load the plug-ins that the options `--plugin` name."""
     for plugin in plugins or ():
         registry.load_plugin(plugin)
 
@@ -158,13 +197,74 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
+# -- help
+
+
+class _PlainHelp:
+    """Help without a type next to flags, with the panels of options in one order."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.metavar is None and getattr(param, "is_flag", False):
+                param.metavar = ""
+            elif param.metavar is None and getattr(param, "multiple", False):
+                param.metavar = "<str>"
+        panels = [getattr(param, "rich_help_panel", None) for param in params]
+        if OUTPUT in panels:
+            params[-1].rich_help_panel = panels[-1] = OUTPUT  # --help
+        order = [PANELS.index(panel) if panel in PANELS else -1 for panel in panels]
+        return [params[n] for n in sorted(range(len(params)), key=order.__getitem__)]
+
+
+class PlainCommand(_PlainHelp, typer.core.TyperCommand):
+    """A command with this help."""
+
+
+class PlainGroup(_PlainHelp, typer.core.TyperGroup):
+    """A group of commands with this help."""
+
+
+def exit_codes() -> str:
+    """The exit codes as Markdown, for `--help` and the docs."""
+    return "Exit codes: " + "; ".join(f"`{code}` {text}" for code, text in EXIT_CODES.items()) + "."
+
+
+def version_line() -> str:
+    """Versions of ctta-bench and torch, and the commit of a checkout, without importing torch."""
+    from importlib import metadata
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    edited = "+edited" if commit and _git("status", "--porcelain", "--untracked-files=no") else ""
+    source = f", commit {commit}{edited}" if commit else ""
+    return f"ctta-bench {ctta_bench.__version__}, torch {torch}{source}"
+
+
+def _git(*words: str) -> str:
+    """What git prints about the checkout of the package; "" if it lies in none."""
+    root = Path(ctta_bench.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return ""
+    call = ["git", "-C", str(root), "--no-optional-locks", *words]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
 # -- models of options
 
 
 def expand_options(
     command: Callable[..., Any],
 ) -> tuple[inspect.Signature, Callable[[Values], Values]]:
-    """A command's signature with one option for each field, and what fills its parameters again."""
+    """A command's signature with one option for each field of its models, and a function that
+    makes the command's arguments from the values of the options."""
     signature = inspect.signature(command, eval_str=True)
     groups = {p.name: _group(p.annotation) for p in signature.parameters.values()}
     parameters = [
@@ -188,7 +288,8 @@ Group = tuple[list[inspect.Parameter], Callable[[Values], Any]]
 
 
 def _group(annotation: Any) -> Group:
-    """The options that a parameter stands for, and what makes its value of theirs; none: itself."""
+    """The options of a parameter's model and a function from their values to its value; [] if the
+    parameter is an option itself."""
     place = next(
         (m.place for m in getattr(annotation, "__metadata__", ()) if isinstance(m, OptionsOf)), ""
     )
@@ -232,7 +333,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _typed(annotation: Any) -> Any:
-    """What typer reads for a field: a plain type, repeated KEY=VALUE for a mapping, or text."""
+    """The type that typer takes for a field: a plain type, a list for a mapping, else text."""
     if get_origin(annotation) is dict:
         return list[str]
     parts = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)

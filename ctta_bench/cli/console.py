@@ -1,4 +1,4 @@
-"""What a terminal shows of results and lists: tables and sentences."""
+"""Results and lists in a terminal: tables and sentences."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.names import late
 from ctta_bench.record.schema import CellRecord, ResultRecord
 
-# Bars stood here in 0.1.0.
+# In 0.1.0 the progress bars were in this module.
 __getattr__ = late("ctta_bench.cli", "progress")
 
 
 def result_table(result: ResultRecord) -> Table:
-    """A result's errors or mIoU by domain, one column a round."""
+    """A result's errors or mIoU by domain, one column per round."""
     metric, table = result["metric"], Table()
     head = metric_named(metric).head
     table.add_column("domain")
@@ -35,7 +35,7 @@ def _percent(value: float | None) -> str:
 
 
 def model_line(cell: CellRecord, result: ResultRecord) -> str:
-    """Which weights made the result, how many they are, and what they were fed."""
+    """Model, weights, number of parameters and normalisation of a result."""
     model, given = cell["model"], cell["preprocessing"]
     parts = [f"model {model['name']}", f"weights {model['sha256'][:8]}"]
     if "model_parameters" in result:  # results of earlier versions lack it
@@ -46,12 +46,12 @@ def model_line(cell: CellRecord, result: ResultRecord) -> str:
         if given[key] is not None
     ]
     enlarged = [f"short side {given['enlarge']}"] if "enlarge" in given else []
-    processing = f"pre-processing {given['regime']} ({', '.join([*values, *enlarged])})"
+    processing = f"normalisation {given['regime']} ({', '.join([*values, *enlarged])})"
     return ", ".join([*parts, processing])
 
 
 def updates_line(result: ResultRecord) -> str:
-    """What a run has updated, and what it left out, as a sentence."""
+    """What a run updated, and how many updates it skipped, as a sentence."""
     cost, counters = result["cost"], result["counters"]
     tensors = cost.get("trainable_tensors", {})
     if not tensors:
@@ -62,11 +62,11 @@ def updates_line(result: ResultRecord) -> str:
 
 
 def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int) -> Table:
-    """A report's table turned on its side, so that it fits a terminal: a column a method.
+    """A report's table, transposed so that it fits a terminal: one column per method.
 
     header: "method" and the columns; lines: (method, entries with `text`, `best`, `second`); unit:
-    what they are, e.g. `error %`; width: of the terminal. More methods than fit have a row each,
-    from the mean on; the files of the report have the other columns.
+    of the entries, e.g. `error %`; width: of the terminal in characters. If the methods do not fit,
+    they are rows, and only the columns from the mean on are shown; the report's files have all.
     """
     columns = list(enumerate(header[1:]))
     cells = {
@@ -98,12 +98,12 @@ def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> T
     for column in columns:
         table.add_column(column, no_wrap=column == columns[0])
     for row in rows:
-        table.add_row(*map(Text, row))  # as Text, a bracket is no markup
+        table.add_row(*map(Text, row))  # in Text, brackets are no markup
     return table
 
 
 def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]:
-    """What a method's hyper-parameters mean, and which preset sets what."""
+    """A method's hyper-parameters, and the values of its presets."""
     columns = ["name", "type", "range", "default", "searched", "description"]
     rows = [[str(field[c]) for c in columns] for field in description["hyperparameters"]]
     presets = [
@@ -118,7 +118,7 @@ def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]
 
 
 def pair_table(pairs: list[Any]) -> Table:
-    """What each method updates in one model, which network is scored, or why it is refused."""
+    """What each method updates in a model, which network is scored, or why it is not supported."""
     rows = [
         [
             pair.method,
@@ -130,12 +130,12 @@ def pair_table(pairs: list[Any]) -> Table:
         ]
         for pair in pairs
     ]
-    columns = ["method", "values updated", "tensors", "scored", "source data", "cannot serve it"]
+    columns = ["method", "values updated", "tensors", "scored", "source data", "not supported"]
     return plain_table(columns, rows)
 
 
 def parity_table(verdicts: list[Any]) -> Table:
-    """Golden cases: where they come from, how far ours is, and the verdict."""
+    """Reference outputs: their source, our difference from them, and the verdict."""
     rows = [
         [
             v.case,

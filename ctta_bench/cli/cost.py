@@ -1,4 +1,4 @@
-"""What adapting costs, measured."""
+"""Measure what methods cost."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,18 +23,32 @@ from ctta_bench.cli.command import (
     command,
     error_printer,
     load_plugins,
+    option,
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import benchmarks, completion
+from ctta_bench.cli.completion import methods as names_of_methods
+from ctta_bench.config.options import HOW, OUTPUT, WHAT
 
 
 @command
 def cost(
     methods: Annotated[
-        list[str] | None, typer.Argument(help="Methods; all that can serve the model if none.")
+        list[str] | None,
+        typer.Argument(
+            help="Methods.",
+            show_default="all that support the task",
+            autocompletion=completion(names_of_methods),
+        ),
     ] = None,
     benchmark: Annotated[
-        str, typer.Option(help="A benchmark (`ctta-bench list benchmarks`).")
+        str,
+        option(
+            panel=WHAT,
+            help="A benchmark (`ctta-bench list benchmarks`).",
+            autocompletion=completion(benchmarks),
+        ),
     ] = "fashion_c",
     model: Model = None,
     weights: Weights = None,
@@ -42,12 +56,15 @@ def cost(
     preset: Preset = "default",
     set: Set = None,
     precision: Precision = "float32",
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each method that count.")] = 7,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
+    repeats: Annotated[
+        int, option(panel=HOW, min=1, help="How often each method is measured.")
+    ] = 7,
+    threads: Annotated[int, option(panel=HOW, min=1, help="Threads on a CPU.")] = 1,
     random: Annotated[
-        bool, typer.Option("--random", help="Random weights and images; no file is read.")
+        bool,
+        option("--random", panel=WHAT, help="Use random weights and images; read no file."),
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder that takes the record.")] = Path("runs/cost"),
+    out: Annotated[Path, option(panel=OUTPUT, help="Folder for the record.")] = Path("runs/cost"),
     data_root: DataRoot = None,
     device: Device = None,
     plugin: Plugin = None,
@@ -56,8 +73,8 @@ def cost(
 ) -> None:
     """Measure what methods cost: parameters, state, passes, time, memory, FLOPs.
 
-    Each method, TENT and the plain model take turns in this process, and medians of ratios count.
-    The record in --out is what `ctta-bench report` shows as measured cost.
+    Each method, TENT and the plain model are measured in turns in this process; the result is the
+    median of their ratios. `ctta-bench report` shows the record in --out as measured cost.
 
     Example: `ctta-bench cost source tent paid --set benchmark.batch_size=16`
     """
@@ -78,7 +95,7 @@ def cost(
         overrides_by_owner,
     )
     from ctta_bench.record.folder import check_writable, write_json
-    from ctta_bench.run.environment import default_device
+    from ctta_bench.run.environment import chosen_device
 
     check_writable(out)
     torch.set_num_threads(threads)
@@ -88,7 +105,7 @@ def cost(
     scene = Workload(
         benchmark_of(benchmark, settings, data_root),
         model or known.default_model,
-        torch.device(device or default_device()),
+        torch.device(chosen_device(device)),
         request.precision,
         random=random,
         weights=weights,
@@ -118,7 +135,7 @@ def cost(
 def _measured(
     scene: Any, names: list[str], repeats: int, asked: bool, quiet: bool
 ) -> tuple[list[Any], dict[str, str]]:
-    """What could be measured, and why the rest could not; that is an error if it was asked for."""
+    """The measured costs, and why methods were left out; an error if the user named the method."""
     from ctta_bench.errors import MethodError
     from ctta_bench.measuring.costs import MethodCost, measure
 
@@ -139,7 +156,7 @@ def _measured(
 
 
 def _file_name(made: dict[str, Any]) -> str:
-    """`cost-BENCHMARK-MODEL-DEVICE-PRECISION.json`: another run of the like takes its place."""
+    """`cost-BENCHMARK-MODEL-DEVICE-PRECISION.json`: the same measurement again replaces it."""
     from ctta_bench.record.schema import slug_of
 
     device = str(made["environment"]["device"])

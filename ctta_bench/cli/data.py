@@ -1,4 +1,4 @@
-"""Getting the data of a benchmark: what there is, fetching it, making it, proving it."""
+"""Get the data of a benchmark: list, download, make and verify it."""
 
 import os
 from pathlib import Path
@@ -15,12 +15,13 @@ from ctta_bench.cli.command import (
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import benchmarks, completion
 from ctta_bench.errors import ConfigError, DataError
 
 
 @command
 def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
-    """Show which data sets are known, how one gets them, and which of them are there.
+    """List the known data sets, how to get each one, and which are on disk.
 
     Example: `ctta-bench data list --data-root /data`
     """
@@ -42,20 +43,26 @@ def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
 
 @command
 def data_download(
-    benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            help="A data set (`ctta-bench data list`).", autocompletion=completion(benchmarks)
+        ),
+    ],
     part: Annotated[
-        list[str] | None, typer.Option(help="A part, e.g. noise or source; repeatable.")
+        list[str] | None,
+        typer.Option(help="One archive of several, e.g. noise or source; repeatable."),
     ] = None,
     data_root: DataRoot = None,
     mirror: Annotated[
-        str | None, typer.Option(metavar="URL|DIR", help="Where the archives are instead.")
+        str | None, typer.Option(metavar="URL|DIR", help="Download the archives from here instead.")
     ] = None,
     keep_archives: Annotated[
-        bool, typer.Option("--keep-archives", help="Keep them in ROOT/downloads.")
+        bool, typer.Option("--keep-archives", help="Keep the archives in ROOT/downloads.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a benchmark's data, check it, and unpack it; cut off, the same command goes on.
+    """Download a benchmark's data, check it and unpack it. The same command resumes.
 
     Example: `ctta-bench data download cifar10_c --data-root /data`
     """
@@ -83,7 +90,7 @@ def data_download(
                 archive, root, mirror=mirror, keep_archive=keep_archives, report=bar.bytes
             )
         if not quiet:
-            typer.echo(f"{'unpacked' if was_done else 'there already'}: {place}")
+            typer.echo(f"{'unpacked' if was_done else 'already there'}: {place}")
 
 
 @command
@@ -93,36 +100,51 @@ def data_make(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Rehearsal of a benchmark instead, e.g. imagenet_c, imagenet_r or ccc."),
+        typer.Option(
+            help="Make a rehearsal of this benchmark instead, e.g. imagenet_c, imagenet_r or ccc."
+        ),
     ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Clean images: folder CLASS/IMAGE, .npz or .npy.")
     ] = None,
     data_root: DataRoot = None,
     corruption: Annotated[
-        list[str] | None, typer.Option(help="Instead of the fifteen; repeatable.")
+        list[str] | None,
+        typer.Option(help="A corruption; repeatable.", show_default="the fifteen standard ones"),
     ] = None,
     hold_out: Annotated[
-        bool, typer.Option("--hold-out", help="The four hold-out corruptions too.")
+        bool, typer.Option("--hold-out", help="Make the four hold-out corruptions, too.")
     ] = False,
     severity: Annotated[
-        list[int] | None, typer.Option(help="Instead of all five; repeatable.")
+        list[int] | None,
+        typer.Option(metavar="<int>", help="A severity; repeatable.", show_default="1 to 5"),
     ] = None,
     parameters: Annotated[
-        str | None, typer.Option(help="cifar (made for 32 pixels) or imagenet (for 224).")
+        str | None,
+        typer.Option(
+            metavar="cifar|imagenet",
+            help="Strengths of the corruptions: cifar (for 32 pixels) or imagenet (for 224).",
+            show_default="those of the benchmark",
+        ),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Width and height of the images in pixels.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corruptions.")] = 0,
     images: Annotated[
-        int | None, typer.Option(help="Images a corruption of a rehearsal; 10.")
+        int | None,
+        typer.Option(help="Images per corruption of a rehearsal.", show_default="ten"),
     ] = None,
     with_model: Annotated[
-        bool, typer.Option("--with-model", help="Of a rehearsal: weights of its ViT-B/16 too.")
+        bool,
+        typer.Option("--with-model", help="Also make weights of a ViT-B/16 for the rehearsal."),
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: all cores.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes.", show_default="all cores")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a corrupted set from clean images, or a rehearsal of a benchmark from embedded ones.
+    """Make a corrupted data set from clean images, or a small rehearsal of a benchmark.
 
     Examples: `ctta-bench data make cifar10_c --source photos --data-root data` and
     `ctta-bench data make --layout imagenet_c --data-root rehearsal`
@@ -135,16 +157,16 @@ def data_make(
     from ctta_bench.datasets.rehearsal.model import write_rehearsal_model
 
     if (benchmark is None) == (layout is None):
-        raise ConfigError("data make: name either a benchmark or --layout (a rehearsal).")
+        raise ConfigError("data make: give either a benchmark or --layout (a rehearsal).")
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: name 1 or more.")
+        raise ConfigError(f"--workers {workers}: give 1 or more.")
     processes = workers or _cores()
     root = resolve(data_root)
     if layout is not None:
         if source or corruption or hold_out or severity or parameters or size or seed:
             raise ConfigError(
-                "data make --layout: takes --data-root, --images, --with-model and --workers "
-                "alone; all else of a rehearsal is as published."
+                "data make --layout: takes only --data-root, --images, --with-model and --workers; "
+                "everything else of a rehearsal is as published."
             )
         with StepBar(quiet=quiet) as bar:
             folders = rehearse(
@@ -161,7 +183,7 @@ def data_make(
             typer.echo(f"rehearsal: {folder}")
         return
     if images is not None or with_model:
-        raise ConfigError("--images, --with-model: are for rehearsals (--layout) alone.")
+        raise ConfigError("--images, --with-model: only for rehearsals (--layout).")
     assert benchmark is not None
     names = tuple(corruption or CORRUPTIONS) + (HOLD_OUT if hold_out else ())
     options = MakeOptions(source, names, tuple(severity or ()), parameters, size, seed)
@@ -169,24 +191,29 @@ def data_make(
         folder, made = make_benchmark(
             benchmark, root, options, workers=processes, report=bar.counted("corrupting images")
         )
-    what = f"made {len(made)} parts" if made else "all was there"
+    what = f"made {len(made)} files or folders" if made else "already complete"
     typer.echo(f"{folder}: {what}")
 
 
 def _cores() -> int:
-    """The cores that this process may use, where the system tells."""
+    """Number of cores that this process may use, or that the machine has."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @command
 def data_verify(
-    benchmark: Annotated[str, typer.Argument(help="A data set (`ctta-bench data list`).")],
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            help="A data set (`ctta-bench data list`).", autocompletion=completion(benchmarks)
+        ),
+    ],
     data_root: DataRoot = None,
     quiet: Quiet = False,
     format: Format = "text",
 ) -> None:
-    """Hold the files on disk against the checksums of their publisher, or of their maker.
+    """Compare the files on disk with the checksums of their publisher or maker.
 
     Example: `ctta-bench data verify cifar10_c --data-root /data`
     """
@@ -205,11 +232,11 @@ def data_verify(
         print_json([asdict(finding) for finding in findings])
     else:
         rows = [[f.place, f.verdict, f.against] for f in findings]
-        printer().print(plain_table(["file or folder", "verdict", "held against"], rows))
+        printer().print(plain_table(["file or folder", "verdict", "compared with"], rows))
     if bad:
         names = ", ".join(f"{f.place} ({f.verdict})" for f in bad[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise DataError(
-            f"{benchmark}: {len(bad)} of {len(findings)} are not as they should be: {names}{more}; "
-            "move them away and get or make them again."
+            f"{benchmark}: {len(bad)} of {len(findings)} files differ or are missing: "
+            f"{names}{more}; move them away and download or make them again."
         )

@@ -1,4 +1,4 @@
-"""The data of a benchmark, read: is it there, is it whole, how fast does it come."""
+"""Read the data of a benchmark: is it complete, and how fast is it read."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +19,11 @@ from ctta_bench.cli.command import (
     check_format,
     command,
     load_plugins,
+    option,
     print_json,
     printer,
 )
+from ctta_bench.config.options import DATA, HOW
 from ctta_bench.errors import ConfigError, DataError
 
 
@@ -42,13 +44,13 @@ def data_check(
     set: Set = None,
     data_root: DataRoot = None,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Read every image, and name those that do not decode.")
+        bool, typer.Option("--decode", help="Read every image, and list those that do not decode.")
     ] = False,
     workers: Workers = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Tell whether a benchmark's data is there and whole, part by part.
+    """Check that a benchmark's data is there and complete.
 
     Example: `ctta-bench data check image_folder --data-root ~/photos`
     """
@@ -76,7 +78,7 @@ def data_check(
 
 
 def _availability(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
-    """The parts of the data; [] where there is nothing at all."""
+    """Availability of each component of the data; [] if there is none."""
     from ctta_bench.cli.progress import ConsoleProgress
     from ctta_bench.stream.availability import data_availability
 
@@ -98,17 +100,17 @@ def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
     from ctta_bench.cli.console import plain_table
 
     if parts:
-        words = {"stream": "in the stream", "unknown": "unknown: never read"}
+        words = {"stream": "in the stream", "unknown": "unknown, not read"}
         rows = [
-            [p.name, words.get(p.role, p.role), f"{p.images:,}" if p.images else "not there"]
+            [p.name, words.get(p.role, p.role), f"{p.images:,}" if p.images else "missing"]
             for p in parts
             if p.role != "unknown"
         ]
         rows += [[p.name, words["unknown"], ""] for p in parts if p.role == "unknown"]
-        printer().print(plain_table(["part", "role", "images"], rows))
+        printer().print(plain_table(["domain or set", "role", "images"], rows))
     if not problems:
         domains = checked.chosen_domains()
-        typer.echo(f"{checked.name}: all there; {len(domains)} domains: {', '.join(domains)}")
+        typer.echo(f"{checked.name}: complete; {len(domains)} domains: {', '.join(domains)}")
         if checked.provenance:
             typer.echo(f"note: {checked.provenance}")
 
@@ -119,19 +121,28 @@ def data_bench(
     set: Set = None,
     data_root: DataRoot = None,
     workers: Annotated[
-        str, typer.Option(help="Numbers of loading processes to try, e.g. 0,1,4.")
+        str,
+        option(
+            panel=DATA,
+            unset="0, 1, 2, 4, ... up to the cores",
+            help="Numbers of loading processes to try, e.g. 0,1,4.",
+        ),
     ] = "",
-    batches: Annotated[int, typer.Option(min=1, help="Batches to read for each number.")] = 200,
-    seconds: Annotated[float, typer.Option(min=0.1, help="At most, for each number.")] = 10.0,
+    batches: Annotated[
+        int, option(panel=HOW, min=1, help="Batches to read with each number of processes.")
+    ] = 200,
+    seconds: Annotated[
+        float, option(panel=HOW, min=0.1, help="Time limit for each number of processes.")
+    ] = 10.0,
     cache_decoded: CacheDecoded = None,
     device: Device = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Measure how fast a benchmark is read, without any model.
+    """Measure how fast a benchmark's images are read, without a model.
 
-    Images are read in the order of the stream, decoded and put on the device, over and over if the
-    stream is short. A second reading finds the files in memory: give a stream larger than that.
+    Images are read in the order of the stream, decoded and moved to the device, repeatedly if the
+    stream is short. On a second pass the files are in memory: use a stream larger than that.
 
     Example: `ctta-bench data bench fashion_c --workers 0,1`
     """
@@ -139,7 +150,7 @@ def data_bench(
     load_plugins(plugin)
     import torch
 
-    from ctta_bench.run.environment import default_device, usable_cores
+    from ctta_bench.run.environment import chosen_device, usable_cores
     from ctta_bench.stream import Stream, batch_domains
     from ctta_bench.stream.availability import reading_speed
 
@@ -151,7 +162,7 @@ def data_bench(
         raise DataError(f"{read.name}: {problems[0]}")
     read.prepare_data(lambda what, done, total: None, usable_cores())
     stream = Stream(batch_domains(read), read.settings, 0)
-    chosen = torch.device(device or default_device())
+    chosen = torch.device(chosen_device(device))
     speeds = [
         reading_speed(stream, n, batches=batches, seconds=seconds, device=chosen) for n in numbers
     ]
@@ -166,12 +177,12 @@ def data_bench(
         [str(s.workers), f"{s.images_per_second:,.0f}", f"{s.start_seconds:.2f}", f"{s.images:,}"]
         for s in speeds
     ]
-    columns = ["workers", "images per second", "seconds to the first", "images read"]
+    columns = ["workers", "images per second", "seconds to first batch", "images read"]
     printer().print(plain_table(columns, rows, f"reading {read.name}, without a model"))
 
 
 def _worker_numbers(text: str, cores: int) -> list[int]:
-    """Numbers of workers: those written, else 0, 1, 2, 4, ... up to the cores."""
+    """Numbers of workers to try: those given, else 0, 1, 2, 4, ... up to the cores."""
     if not text:
         return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
     try:
@@ -179,5 +190,5 @@ def _worker_numbers(text: str, cores: int) -> list[int]:
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0:
-        raise ConfigError(f"--workers {text!r}: write numbers from 0 on with commas, e.g. 0,1,4.")
+        raise ConfigError(f"--workers {text!r}: write numbers from 0 up with commas, e.g. 0,1,4.")
     return numbers

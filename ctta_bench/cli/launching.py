@@ -1,7 +1,7 @@
 """Grids: many cells, in this process, in a pool on this machine, or on Slurm."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ctta_bench import registry
 from ctta_bench.cli.command import (
     Device,
     Force,
@@ -18,11 +17,14 @@ from ctta_bench.cli.command import (
     Plugin,
     Quiet,
     command,
-    completion,
-    error_printer,
+    follow_up,
     load_plugins,
+    option,
+    print_error,
 )
+from ctta_bench.cli.completion import benchmarks, completion, experiments, one_of
 from ctta_bench.cli.running import cell_loggers
+from ctta_bench.config.options import HOW, OUTPUT, WHAT
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.schema import RESULT_FILE
 
@@ -38,53 +40,85 @@ EXECUTORS = ("local", "slurm", "debug")
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What `grid` is asked beside the options of its cells."""
+    """Options of `grid` next to those of its cells."""
 
     benchmark: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Instead of the file's; repeatable.",
-            autocompletion=completion(registry.BENCHMARKS.names),
+        option(
+            panel=WHAT,
+            unset="those of the file",
+            help="A benchmark, instead of those of the file; repeatable.",
+            autocompletion=completion(benchmarks),
         ),
     ] = None
-    seeds: Annotated[str, typer.Option(help="Instead of the file's, e.g. 0,1,2.")] = ""
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/EXPERIMENT.")] = None
+    seeds: Annotated[
+        str,
+        option(
+            panel=WHAT,
+            unset="those of the file",
+            help="Seeds, instead of those of the file, e.g. 0,1,2.",
+        ),
+    ] = ""
+    out: Annotated[
+        Path | None,
+        option(panel=OUTPUT, unset="runs/EXPERIMENT", help="Folder of the runs."),
+    ] = None
     executor: Annotated[
         str | None,
-        typer.Option(
+        option(
+            panel=HOW,
             metavar="|".join(EXECUTORS),
-            help="local: on this machine; slurm: jobs of a cluster; debug: one after another in "
-            "this process. Default: slurm with --profile, else local.",
-            autocompletion=completion(lambda: EXECUTORS),
+            unset="slurm with --profile, else local",
+            help="local: on this machine; slurm: as jobs of a cluster; debug: one after another in "
+            "this process.",
+            autocompletion=one_of(*EXECUTORS),
         ),
     ] = None
     jobs: Annotated[
         int | None,
-        typer.Option(
-            "--jobs", "-j", help="Cells at once; local: one for each accelerator, or 1; slurm: all."
+        option(
+            "--jobs",
+            "-j",
+            panel=HOW,
+            unset="local: one per accelerator, or 1; slurm: all",
+            help="How many cells run at the same time.",
         ),
     ] = None
-    cells_per_gpu: Annotated[int, typer.Option(help="Local: cells that share an accelerator.")] = 1
+    cells_per_gpu: Annotated[
+        int, option(panel=HOW, help="Local: how many cells share an accelerator.")
+    ] = 1
     profile: Annotated[
-        str | None, typer.Option(help="Slurm: a profile's name, or a YAML file.")
+        str | None, option(panel=HOW, help="Slurm: name or YAML file of a profile.")
     ] = None
     device: Device = None
     plugin: Plugin = None
     log: Log = None
     retry: Annotated[
-        str | None, typer.Option(help="failed: run the cells alone whose last attempt failed.")
+        str | None,
+        option(
+            panel=HOW,
+            metavar="failed",
+            help="Run only the cells whose last attempt failed.",
+            autocompletion=one_of("failed"),
+        ),
     ] = None
     checkpoint: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="Write one every N batches, or seconds as 20s.")
+        str,
+        option(
+            panel=HOW,
+            metavar="INTERVAL",
+            help="Write a checkpoint every so many batches (e.g. 100) or seconds (e.g. 20s).",
+        ),
     ] = "20s"
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List cells, jobs and hours, and stop.")
+        bool,
+        option("--dry-run", panel=HOW, help="List cells, jobs and expected hours; run nothing."),
     ] = False
     force: Force = False
     quiet: Quiet = False
 
     def chosen_executor(self) -> str:
-        """The executor, by default as the profile says. Raises ConfigError if there is none."""
+        """The executor, by default slurm with a profile. Raises ConfigError for an unknown one."""
         executor = self.executor or ("slurm" if self.profile else "local")
         if executor not in EXECUTORS:
             raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
@@ -93,26 +127,21 @@ class GridOptions:
         return executor
 
 
-def _experiments() -> Iterable[str]:
-    from ctta_bench.config.experiment import experiment_files
-
-    return experiment_files()
-
-
 @command
 def grid(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="An experiment's name or a YAML file.", autocompletion=completion(_experiments)
+            help="An experiment (`ctta-bench list experiments`), or a YAML file.",
+            autocompletion=completion(experiments),
         ),
     ],
     given: Annotated[dict[str, Any], OptionsOf("grid")],
     options: GridOptions,
 ) -> None:
-    """Run every cell of an experiment; what is done is kept, what was interrupted goes on.
+    """Run all cells of an experiment. Finished cells are skipped, interrupted ones resume.
 
-    Options stand over the keys of the file.
+    Options override the keys of the file.
 
     Example: `ctta-bench grid quickstart --seeds 0,1,2`
     """
@@ -146,7 +175,7 @@ def grid(
     from ctta_bench.run.loggers import make_loggers
 
     log = tuple(options.log or ())
-    make_loggers(log)  # an unknown one is refused before anything begins
+    make_loggers(log)  # an unknown logger is refused before any cell starts
     steps, missing = schedule(cells), missing_data(cells)
     if problems or (missing and not options.dry_run):
         raise problems_error(described, problems + missing)
@@ -194,10 +223,10 @@ def _print_plan(
     for step in steps:
         typer.echo(step.id)
     console = Console(stderr=True)
-    parts = [_count(steps)]
+    facts = [_count(steps)]
     left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
     if len(left) < len(steps):
-        parts[0] += f", {len(steps) - len(left)} of them done"
+        facts[0] += f", {len(steps) - len(left)} of them done"
     if profile is not None:
         from ctta_bench.launch.scheduler import array_limit
         from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
@@ -206,12 +235,12 @@ def _print_plan(
         packs = pack(ordered, profile.cells_per_job)
         waves = [wave_of(ordered[start]) for start, _ in packs]
         count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
-        parts.append(f"jobs: {len(packs)}, arrays: {count}")
+        facts.append(f"jobs: {len(packs)}, arrays: {count}")
     if left:
-        parts.append(str(estimate([step.record for step in left], directory)))
-    console.print("; ".join(parts), highlight=False, soft_wrap=True)
+        facts.append(str(estimate([step.record for step in left], directory)))
+    console.print("; ".join(facts), highlight=False, soft_wrap=True)
     for problem in missing:
-        console.print(f"missing: {problem}", highlight=False, markup=False, soft_wrap=True)
+        print_error(problem, "missing")
 
 
 def _count(steps: "Sequence[Step]") -> str:
@@ -222,8 +251,7 @@ def _count(steps: "Sequence[Step]") -> str:
 def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "Options") -> None:
     from ctta_bench.launch.begin import submit_slurm
 
-    for step, job in chosen.queued.items():
-        error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
+    _print_queued(chosen)
     if not chosen.todo:
         return
     arrays: list[str] = []
@@ -235,9 +263,14 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
 
     submit_slurm(chosen.todo, directory, profile, options, note_array)
     typer.echo(
-        f"{_count(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); how they "
-        f"stand: ctta-bench status {directory} --watch"
+        f"{_count(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); status: "
+        f"{follow_up('status', directory, '--watch')}"
     )
+
+
+def _print_queued(chosen: "Selection") -> None:
+    for step, job in chosen.queued.items():
+        print_error(f"{step} is in job {job}", "not submitted again")
 
 
 def _share(
@@ -263,15 +296,14 @@ def _run_here(
     from ctta_bench.launch.running import run_steps
     from ctta_bench.launch.steps import write_planned
 
-    for step, job in chosen.queued.items():
-        error_printer().print(f"left alone: {step}: job {job} has it", highlight=False)
+    _print_queued(chosen)
     total = len(chosen.todo)
     print_state: Callable[[int, str, str], None] = state_printer(
         Console(stderr=True, quiet=quiet), total
     )
     if share.jobs > 1 and total:
         number = {step.id: n for n, step in enumerate(chosen.todo)}
-        models.drop()  # workers read their own
+        models.drop()  # each worker reads its own
         run_local(
             chosen.todo,
             directory,
@@ -283,7 +315,7 @@ def _run_here(
         return
     if share.devices and share.devices[0] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = share.devices[0]
-    from ctta_bench.run.environment import default_device
+    from ctta_bench.run.environment import chosen_device
     from ctta_bench.run.options import RunOptions
 
     write_planned(chosen.todo, directory)
@@ -296,9 +328,7 @@ def _run_here(
     run_steps(
         chosen.todo,
         directory,
-        RunOptions(
-            options.device or default_device(), options.force, checkpoint=options.checkpoint
-        ),
+        RunOptions(chosen_device(options.device), options.force, checkpoint=options.checkpoint),
         make_loggers=loggers,
         on_step=lambda n, step, state: print_state(n, step.id, state),
         outcome=chosen.outcome,
@@ -313,11 +343,11 @@ def _print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> N
         typer.echo(
             f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
             f"{len(outcome.failed)} failed{elsewhere}; tables and figures: "
-            f"ctta-bench report {directory}"
+            f"{follow_up('report', directory)}"
         )
     elif outcome.kept:
         typer.echo(f"{len(outcome.kept)} were done before")
     for cell_id, reason in outcome.failed.items():
-        error_printer().print(f"failed: {cell_id}: {reason}", markup=False, soft_wrap=True)
+        print_error(f"{cell_id}: {reason}", "failed")
     if outcome.failed or outcome.elsewhere:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Source models: fetching, showing and training one; and adapted models out of runs."""
+"""Source models: download, show and train one; export an adapted model of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +20,19 @@ from ctta_bench.cli.command import (
     check_format,
     command,
     load_plugins,
+    option,
     print_json,
 )
+from ctta_bench.cli.completion import completion, models
+from ctta_bench.config.options import DATA, MODEL, OUTPUT, WHAT
 
-Name = Annotated[str, typer.Argument(help="A model (`ctta-bench list models`), or timm:NAME.TAG.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A model (`ctta-bench list models`), or timm:NAME.TAG.",
+        autocompletion=completion(models),
+    ),
+]
 Weights = Annotated[
     Path | None, typer.Option(help="File or folder of weights: .safetensors, .pth, .npz.")
 ]
@@ -31,7 +40,7 @@ Weights = Annotated[
 
 @command
 def models_download(name: Name) -> None:
-    """Fetch the weights of a timm model from the hub into the hub's cache.
+    """Download the weights of a timm model from the hub into the hub's cache.
 
     Example: `ctta-bench models download timm:vit_base_patch16_224.augreg_in21k_ft_in1k`
     """
@@ -40,11 +49,13 @@ def models_download(name: Name) -> None:
     from ctta_bench.source_models.pretrained import TIMM, build
 
     if not name.startswith(TIMM):
-        raise ConfigError(f"model {name!r}: only timm:NAME.TAG is on the hub; see docs/models.md.")
+        raise ConfigError(
+            f"model {name!r}: only models timm:NAME.TAG are on the hub; see docs/models.md."
+        )
     network = build(name)
     found = hub.cached(network)
     file = found or hub.download(network, name)
-    typer.echo(f"{'already there' if found else 'fetched'}: {file}")
+    typer.echo(f"{'already there' if found else 'downloaded'}: {file}")
 
 
 @command
@@ -56,7 +67,7 @@ def models_show(
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Tell of a model as a run would load it: parameters, classes, fingerprint, pre-processing.
+    """Show a model as a run loads it: parameters, classes, fingerprint, normalisation.
 
     Example: `ctta-bench models show fashion_vit`
     """
@@ -84,7 +95,7 @@ def models_show(
         return
     typer.echo(
         f"{facts['name']}: weights {facts['sha256'][:8]}, {facts['parameters']:,} parameters, "
-        f"{facts['classes']} classes, pre-processing {model.preprocessing}"
+        f"{facts['classes']} classes, normalisation {model.preprocessing}"
     )
 
 
@@ -93,16 +104,25 @@ def train_source(
     benchmark: BenchmarkArgument,
     model: Model = None,
     train_data: Annotated[
-        Path | None, typer.Option(help="Folder of the training images, if not below --data-root.")
+        Path | None,
+        option(panel=DATA, unset="below --data-root", help="Folder of the training images."),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Weights of the model that training starts from.")
+        Path | None,
+        option(panel=MODEL, unset="random", help="File of the weights that training starts from."),
     ] = None,
     preprocessing: Preprocessing = "true",
     set: Set = None,
-    seed: Annotated[int, typer.Option(help="Seed of first weights, order, augmentation.")] = 0,
+    seed: Annotated[
+        int, option(panel=WHAT, help="Seed of initial weights, image order and augmentation.")
+    ] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="File; DATA_ROOT/models/MODEL.safetensors.")
+        Path | None,
+        option(
+            panel=OUTPUT,
+            unset="DATA_ROOT/models/MODEL.safetensors",
+            help="File of the trained weights.",
+        ),
     ] = None,
     data_root: DataRoot = None,
     device: Device = None,
@@ -111,7 +131,7 @@ def train_source(
     quiet: Quiet = False,
     format: Format = "text",
 ) -> None:
-    """Train a source model where there is none; the same command goes on after an interrupt.
+    """Train a source model. The same command resumes an interrupted training.
 
     Example: `ctta-bench train-source cifar10_c --model cifar10_vit_base --data-root ~/data`
     """
@@ -120,7 +140,7 @@ def train_source(
     from ctta_bench.config.validation import parse_assignments
     from ctta_bench.errors import ConfigError
     from ctta_bench.registry import BENCHMARKS
-    from ctta_bench.run.environment import default_device
+    from ctta_bench.run.environment import chosen_device
     from ctta_bench.source_models.pretrained import stored_file
     from ctta_bench.training.card import TITLES, clean_key
     from ctta_bench.training.loop import check_name
@@ -131,7 +151,7 @@ def train_source(
     entry = BENCHMARKS.get(benchmark)
     name = model or entry.default_model
     if not name:
-        raise ConfigError(f"benchmark {benchmark!r} has no model of its own: give --model.")
+        raise ConfigError(f"benchmark {benchmark!r} has no default model: give --model.")
     if preprocessing not in ("true", "lineage"):
         raise ConfigError(f"--preprocessing {preprocessing!r}: choose 'true' or 'lineage'.")
     recipe = recipe_for(name, parse_assignments(set or ()))
@@ -149,7 +169,7 @@ def train_source(
     from ctta_bench.cli.progress import TrainingProgress
 
     with TrainingProgress(Console(stderr=True, quiet=quiet or as_json), name) as progress:
-        record = train(task, file, device=device or default_device(), force=force, report=progress)
+        record = train(task, file, device=chosen_device(device), force=force, report=progress)
     if as_json:
         print_json(record | {"file": str(file)})
         return
@@ -162,12 +182,18 @@ def train_source(
 
 @command
 def export(
-    cell: Annotated[Path, typer.Argument(help="A run folder whose run kept its models.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, OUT.safetensors.")],
+    cell: Annotated[Path, typer.Argument(help="Run folder of a cell that stored its models.")],
+    out: Annotated[Path, typer.Argument(help="File to write, OUT.safetensors.")],
     domain: Annotated[
-        str | None, typer.Option(help="At the end of this domain; default: of the stream.")
+        str | None,
+        typer.Option(
+            help="Export the model as it was at the end of this domain.",
+            show_default="the end of the stream",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file in the way.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file if it exists.")
+    ] = False,
 ) -> None:
     """Write an adapted model as a plain network, adapters merged, that timm (or mmseg) loads.
 

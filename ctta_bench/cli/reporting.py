@@ -1,4 +1,4 @@
-"""Reports of runs, and what adapted models look like: geometry of weights, attention."""
+"""Reports of runs, geometry of weights and attention maps of adapted models."""
 
 import os
 from collections.abc import Sequence
@@ -14,29 +14,45 @@ from ctta_bench.cli.command import (
     Plugin,
     check_format,
     command,
-    error_printer,
     load_plugins,
+    print_error,
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import one_of
 from ctta_bench.errors import ConfigError
 
-Runs = Annotated[Path, typer.Argument(help="A folder of runs that kept their models.")]
-Out = Annotated[Path | None, typer.Option(help="Instead of DIRECTORY/looking.")]
+Runs = Annotated[
+    Path, typer.Argument(help="Folder of runs that stored their models (--keep-models).")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of the output.", show_default="DIRECTORY/looking")
+]
 
 
 @command
 def report(
-    directory: Annotated[Path | None, typer.Argument(help="A folder of runs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Instead of DIRECTORY/report.")] = None,
+    directory: Annotated[Path | None, typer.Argument(help="Folder of runs.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report.", show_default="DIRECTORY/report")
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(help="paper: its printed numbers beside these.", metavar="WHAT")
+        str | None,
+        typer.Option(
+            metavar="paper",
+            help="Show the paper's printed numbers next to these.",
+            autocompletion=one_of("paper"),
+        ),
     ] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Its tables alone, with recomputed means; no runs.")
+        bool,
+        typer.Option("--paper", help="Print only the paper's tables, with recomputed means."),
     ] = False,
     columns: Annotated[
-        int | None, typer.Option(help="Figures 1 or 2 columns of a paper wide (3.25, 6.75 in).")
+        int | None,
+        typer.Option(
+            metavar="1|2", help="Width of figures in columns of a paper: 3.25 or 6.75 inches."
+        ),
     ] = None,
     plugin: Plugin = None,
     format: Format = "text",
@@ -74,12 +90,12 @@ def report(
         return
     _print_tables(files.tables)
     for folder, reason in files.left_out:
-        error_printer().print(f"left out: {folder}: {reason}", markup=False, soft_wrap=True)
+        print_error(f"{folder}: {reason}", "left out")
     typer.echo(f"page: {files.page.resolve()}")
 
 
 def _print_quoted(out: Path | None, as_json: bool) -> None:
-    """The paper's tables; their files too where a folder is given."""
+    """Print the paper's tables, and write them if a folder is given."""
     from ctta_bench.analysis.paper.quoted import quoted_tables, write_quoted
 
     tables = quoted_tables()
@@ -110,11 +126,11 @@ def _as_record(table: Any) -> dict[str, Any]:
 
 
 def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What the registry says of each method, read from its file without importing it."""
+    """What the registry has on each method, read from its file without importing it."""
     from ctta_bench.analysis.paper.verdicts import parity_summary
 
     entries = registry.METHODS.entries()
-    kept = ("paper", "checked_against", "source_access", "warmup_access")
+    copied = ("paper", "checked_against", "source_access", "warmup_access")
     found = {}
     for name in names:
         if name not in entries:
@@ -123,14 +139,14 @@ def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
         is_ours = entry.module.startswith("ctta_bench.methods")
         found[name] = {
             "description": entry.description,
-            **{key: str(entry.attributes.get(key) or "") for key in kept},
+            **{key: str(entry.attributes.get(key) or "") for key in copied},
             "parity": parity_summary(name) if is_ours else "not recorded: it is a plug-in",
         }
     return found
 
 
 def _draw_attention(runs: Any, folder: Path, canvas: Any) -> Any:
-    """Attention figures of a report; torch is loaded where a run kept its models, not before."""
+    """Attention figures of a report; torch is only loaded if a run stored its models."""
     from ctta_bench.measuring.attention_maps import draw_attention
 
     return draw_attention(runs, folder, canvas)
@@ -141,12 +157,13 @@ def geometry(
     directory: Runs,
     out: Out = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Source weights, where no `source` cell kept them.")
+        Path | None,
+        typer.Option(help="File of source weights, if no `source` cell stored them."),
     ] = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Measure how adaptation moved the neurons: lengths, angles, and angles between them.
+    """Measure how adaptation changed the weight vectors of neurons: lengths and angles.
 
     Example: `ctta-bench geometry runs/geometry`
     """
@@ -160,7 +177,7 @@ def geometry(
     found, left_out = read_geometry(directory, lambda m, sha: source_layers(m, sha, weights))
     written = [write_geometry(g, folder, folder) for g in found]
     for reason in left_out:
-        error_printer().print(f"left out: {reason}", markup=False, soft_wrap=True)
+        print_error(reason, "left out")
     files = [file for _, figures in written for _, _, paths in figures for file in paths]
     if as_json:
         tables = [
@@ -184,21 +201,36 @@ def geometry(
 def attention(
     directory: Runs,
     domain: Annotated[
-        list[str] | None, typer.Option(help="Domain of the pictures; repeatable. The first one.")
+        list[str] | None,
+        typer.Option(help="Domain of the images; repeatable.", show_default="the first one"),
     ] = None,
     image: Annotated[
-        list[int] | None, typer.Option(help="Number of an image; repeatable. 0 to 3.")
+        list[int] | None,
+        typer.Option(
+            metavar="<int>", help="Number of an image; repeatable.", show_default="0 to 3"
+        ),
     ] = None,
-    fusion: Annotated[str, typer.Option(help="Heads become one by mean, max or min.")] = "mean",
-    discard: Annotated[float, typer.Option(help="Share of the smallest values set to 0.")] = 0.8,
+    fusion: Annotated[
+        str,
+        typer.Option(
+            metavar="mean|max|min",
+            help="How the heads are fused into one map.",
+            autocompletion=one_of("mean", "max", "min"),
+        ),
+    ] = "mean",
+    discard: Annotated[
+        float, typer.Option(help="Share of the smallest values that is set to 0.")
+    ] = 0.8,
     residual: Annotated[float, typer.Option(help="Share of the residual path.")] = 0.5,
-    seed: Annotated[int | None, typer.Option(help="The cells of this seed; the lowest.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the cells.", show_default="the lowest")
+    ] = None,
     out: Out = None,
     data_root: DataRoot = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Draw what kept models attend to, side by side: attention rollout on the same pictures.
+    """Draw attention maps (attention rollout) of stored models on the same images.
 
     Example: `ctta-bench attention runs/attention --domain fog --image 0 --image 5`
     """

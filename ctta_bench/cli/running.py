@@ -17,36 +17,37 @@ from ctta_bench.cli.command import (
     Quiet,
     check_format,
     command,
-    completion,
     load_plugins,
+    option,
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import completion, settings
+from ctta_bench.config.options import OUTPUT, WHAT
 
 if TYPE_CHECKING:
     from ctta_bench.config.request import CellRequest
 
 
-def _settings() -> list[str]:
-    from ctta_bench.stream.settings import SETTINGS
-
-    return list(SETTINGS)
-
-
 @dataclass(frozen=True)
 class CommandOptions:
-    """What `run` is asked beside the options of its cell."""
+    """Options of `run` next to those of its cell."""
 
     setting: Annotated[
         str | None,
-        typer.Option(
-            help="The stream's protocol (`ctta-bench list settings`).",
-            autocompletion=completion(_settings),
+        option(
+            panel=WHAT,
+            unset="the benchmark's own",
+            help="The protocol of the stream (`ctta-bench list settings`).",
+            autocompletion=completion(settings),
         ),
     ] = None
-    rounds: Annotated[int | None, typer.Option(help="Times the sequence is seen.")] = None
-    out: Annotated[Path, typer.Option(help="Folder that takes the run's folder.")] = Path(
-        "runs/single"
+    rounds: Annotated[
+        int | None,
+        option(panel=WHAT, unset="the benchmark's own", help="Times the sequence is seen."),
+    ] = None
+    out: Annotated[Path, option(panel=OUTPUT, help="Folder that gets the folder of the run.")] = (
+        Path("runs/single")
     )
     device: Device = None
     plugin: Plugin = None
@@ -56,7 +57,7 @@ class CommandOptions:
     format: Format = "text"
 
     def complete(self, request: "CellRequest") -> "CellRequest":
-        """The request with what these options say of its stream and its experiment."""
+        """The request with the setting, the rounds and the experiment's name of these options."""
         from ctta_bench.config.cell import request_with
 
         stream = {"benchmark.setting": self.setting, "benchmark.rounds": self.rounds}
@@ -82,12 +83,13 @@ def run(request: Annotated["CellRequest", OptionsOf("run")], options: CommandOpt
     folder = RunFolder(options.out / cell.id)
     from ctta_bench.cli.console import model_line, result_table, updates_line
     from ctta_bench.run.engine import run_cell
-    from ctta_bench.run.environment import default_device
+    from ctta_bench.run.environment import chosen_device
     from ctta_bench.run.options import RunOptions
 
     was_done = folder.is_done and not options.force
+    device = chosen_device(options.device)
     loggers = cell_loggers(options.log, options.quiet or as_json, cell.id)
-    how = RunOptions(options.device or default_device(), options.force, loggers)
+    how = RunOptions(device, options.force, loggers)
     result = run_cell(cell, folder, how, models=models)
     if as_json:
         print_json(result | {"folder": str(folder.path)})
@@ -108,7 +110,7 @@ def cell_loggers(
     out_of: str = "",
     noted: list[str] | None = None,
 ) -> list[Any]:
-    """The loggers of one cell: those asked for, and the progress line on stderr."""
+    """The loggers of one cell: those with these names, and the progress bar on stderr."""
     from ctta_bench.cli.progress import ConsoleProgress
     from ctta_bench.run.loggers import make_loggers
 

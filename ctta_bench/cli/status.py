@@ -1,4 +1,4 @@
-"""How grids stand, their logs, ending them, and merging folders of runs."""
+"""Status of grids, their logs, cancelling them, and merging folders of runs."""
 
 import time
 from dataclasses import asdict
@@ -9,30 +9,32 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from ctta_bench.cli.command import Format, check_format, command, error_printer, print_json, printer
+from ctta_bench.cli.command import Format, check_format, command, print_error, print_json, printer
 from ctta_bench.errors import RunError
 from ctta_bench.record.schema import CELL_FILE, LOG_FILE
 
 if TYPE_CHECKING:
     from ctta_bench.launch.status import CellStatus, FolderStatus
 
-FEW = 50  # cells that are listed one by one, those that are done too
+FEW = 50  # up to this many cells, all are listed, also those that are done
 WATCH_SECONDS = 5.0
 LONGEST_WAIT = 60.0
 
 
 @command
 def status(
-    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
+    directory: Annotated[Path, typer.Argument(help="Folder of runs.")],
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again until nothing is under way.")
+        bool, typer.Option("--watch", help="Update the status until nothing is running or queued.")
     ] = False,
     all_cells: Annotated[
-        bool, typer.Option("--all", help="List every cell, however many.")
+        bool, typer.Option("--all", help=f"List all cells, also more than {FEW}.")
     ] = False,
     format: Format = "text",
 ) -> None:
-    """Show how the cells stand: done, running, queued, failed and why. Exit code 0 if all are done.
+    """Show the status of all cells: done, running, queued, failed and why.
+
+    The exit code is 0 if all cells are done, else 1.
 
     Example: `ctta-bench status runs/quickstart`
     """
@@ -45,13 +47,13 @@ def status(
     elif not watch:
         printer().print(_page(found, all_cells))
     for problem in found.problems:
-        error_printer().print(f"note: {problem}", markup=False, highlight=False, soft_wrap=True)
+        print_error(problem, "note")
     if not found.is_done:
         raise typer.Exit(1)
 
 
 def _watched(directory: Path, all_cells: bool) -> "FolderStatus":
-    """Show the board until nothing is under way; where nothing changes, ever less often."""
+    """Show the status until nothing is running or queued; less often while nothing changes."""
     from ctta_bench.launch.status import folder_status
 
     pause, before = WATCH_SECONDS, None
@@ -84,7 +86,7 @@ def _page(found: "FolderStatus", all_cells: bool) -> Group:
         ["cell", "state", "batches", "attempt", "reason"], [_cells(line) for line in shown]
     )
     left = len(found.cells) - len(shown)
-    rest = f"{left} more cells, --all shows them" if left else ""
+    rest = f"{left} more cells: --all lists them" if left else ""
     total = {s: sum(of.get(s, 0) for of in by_experiment.values()) for s in present}
     totals = ", ".join(f"{count} {state}" for state, count in total.items())
     return Group(*([cells] if shown else []), summary, *([rest] if rest else []), totals)
@@ -107,17 +109,21 @@ def _duration(seconds: float) -> str:
 
 @command
 def logs(
-    cell: Annotated[Path, typer.Argument(help="A cell's folder.")],
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Lines of each log.")] = 20,
+    cell: Annotated[Path, typer.Argument(help="Folder of a cell.")],
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Number of last lines of each log.")
+    ] = 20,
 ) -> None:
-    """Show what a cell said, why it failed, and what the job that had it printed.
+    """Show the log of a cell, why it failed, and the output of its job.
 
     Example: `ctta-bench logs runs/quickstart/tent-fashion_c-fashion_vit-seed0-1a2b3c4d`
     """
     from ctta_bench.launch.status import folder_status
 
     if not (cell / CELL_FILE).is_file():
-        raise RunError(f"{cell}: is no cell's folder; `ctta-bench status DIR` lists the cells.")
+        raise RunError(
+            f"{cell}: is not the folder of a cell; `ctta-bench status DIR` lists the cells."
+        )
     (line,) = folder_status(cell).cells
     typer.echo(f"{line.cell}: {line.state}{f': {line.reason}' if line.reason else ''}")
     for file in (cell / LOG_FILE, Path(line.log) if line.log else None):
@@ -129,30 +135,32 @@ def logs(
 
 @command
 def cancel(
-    directory: Annotated[Path, typer.Argument(help="A folder of runs.")],
+    directory: Annotated[Path, typer.Argument(help="Folder of runs.")],
 ) -> None:
-    """End what is queued or running below a folder; checkpoints stay, `grid` goes on from them.
+    """Stop queued and running cells of a folder. `grid` resumes from their checkpoints.
 
     Example: `ctta-bench cancel runs/quickstart`
     """
     from ctta_bench.launch.cancel import cancel_launches
 
     ended = cancel_launches(directory)
-    typer.echo(f"{ended.jobs} jobs of Slurm and {ended.processes} processes of this machine ended")
+    typer.echo(f"{ended.jobs} Slurm jobs and {ended.processes} processes on this machine stopped")
     for problem in ended.problems:
-        error_printer().print(f"note: {problem}", markup=False, highlight=False, soft_wrap=True)
+        print_error(problem, "note")
     if ended.problems:
         raise typer.Exit(1)
 
 
 @command
 def merge(
-    target: Annotated[Path, typer.Argument(help="The folder of runs that takes the cells.")],
-    other: Annotated[Path, typer.Argument(help="The folder that they come from.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    target: Annotated[Path, typer.Argument(help="Folder of runs that gets the cells.")],
+    other: Annotated[Path, typer.Argument(help="Folder of runs to copy from.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done; copy nothing.")
+    ] = False,
     format: Format = "text",
 ) -> None:
-    """Copy the cells of one folder of runs into another; refused if any two contradict.
+    """Copy the cells of one folder of runs into another. Contradicting cells are refused.
 
     Example: `ctta-bench merge runs/table runs-of-cluster-b/table`
     """
@@ -165,9 +173,10 @@ def merge(
         print_json(values)
         return
     for conflict in merged.conflicts:
-        error_printer().print(f"conflict: {conflict}", markup=False, soft_wrap=True)
+        print_error(conflict, "conflict")
     counts = (
-        f"{len(merged.new)} new, {len(merged.finished)} finished there, {len(merged.same)} the same"
+        f"{len(merged.new)} new, {len(merged.finished)} finished in {other}, "
+        f"{len(merged.same)} the same"
     )
     typer.echo(f"{'would merge' if dry_run else 'merged'}: {counts}")
     if merged.conflicts:

@@ -1,5 +1,6 @@
-"""Hyper-parameters by search on hold-out domains."""
+"""Search hyper-parameters on hold-out domains."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,11 +19,16 @@ from ctta_bench.cli.command import (
     Workers,
     check_format,
     command,
-    error_printer,
+    follow_up,
     load_plugins,
+    option,
+    print_error,
     print_json,
     printer,
 )
+from ctta_bench.cli.completion import benchmarks, completion, one_of, presets
+from ctta_bench.cli.completion import methods as names_of_methods
+from ctta_bench.config.options import HOW, OUTPUT, WHAT
 from ctta_bench.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -38,29 +44,61 @@ COLUMNS = ["method", "trials", "published", "best", "which", "values"]
 
 @command
 def tune(
-    methods: Annotated[list[str], typer.Argument(help="Methods, each with the same budget.")],
-    benchmark: Annotated[str, typer.Option(help="Its hold-out domains decide.")],
+    methods: Annotated[
+        list[str],
+        typer.Argument(help="Methods.", autocompletion=completion(names_of_methods)),
+    ],
+    benchmark: Annotated[
+        str,
+        option(
+            panel=WHAT,
+            help="A benchmark; its hold-out domains score the trials.",
+            autocompletion=completion(benchmarks),
+        ),
+    ],
     budget: Annotated[
-        int, typer.Option(help="Trials of each method; the first has the published values.")
+        int,
+        option(panel=WHAT, help="Trials per method; the first uses the published values."),
     ] = 10,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    search: Annotated[str, typer.Option(help="random or grid.")] = "random",
-    seeds: Annotated[str, typer.Option(help="Of each trial's cells, e.g. 0,1.")] = "0",
+    seed: Annotated[int, option(panel=WHAT, help="Seed of the random draws.")] = 0,
+    search: Annotated[
+        str,
+        option(
+            panel=WHAT,
+            metavar="random|grid",
+            help="How values are drawn.",
+            autocompletion=one_of("random", "grid"),
+        ),
+    ] = "random",
+    seeds: Annotated[str, option(panel=WHAT, help="Seeds of each trial, e.g. 0,1.")] = "0",
     model: Model = None,
-    preset: Annotated[str, typer.Option(help="Trial 0, and what is not searched.")] = "default",
+    preset: Annotated[
+        str,
+        option(
+            panel=WHAT,
+            help="Preset of the first trial, and of the values that are not searched.",
+            autocompletion=completion(presets),
+        ),
+    ] = "default",
     set: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/tune_BENCHMARK.")] = None,
+    out: Annotated[
+        Path | None,
+        option(panel=OUTPUT, unset="runs/tune_BENCHMARK", help="Folder of the trials."),
+    ] = None,
     data_root: DataRoot = None,
     workers: Workers = None,
     device: Device = None,
     plugin: Plugin = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the trials as an experiment, and stop.")
+        bool,
+        option("--dry-run", panel=HOW, help="Write the trials as an experiment; run nothing."),
     ] = False,
     quiet: Quiet = False,
     format: Format = "text",
 ) -> None:
-    """Choose hyper-parameters on hold-out domains: as many trials for every method, then a preset.
+    """Search hyper-parameters on hold-out domains and write the best as a preset.
+
+    Every method gets the same number of trials.
 
     Example: `ctta-bench tune tent roid --benchmark fashion_c --budget 8 --set examples=100`
     """
@@ -105,15 +143,16 @@ def tune(
     write_yaml(file, described.model_dump(mode="json", exclude_defaults=True))
     if dry_run:
         typer.echo(
-            f"{sum(map(len, planned.values()))} trials in {file}; `ctta-bench grid {file} --out "
-            f"{directory}` runs them anywhere, and this command without --dry-run then chooses"
+            f"{sum(map(len, planned.values()))} trials in {file}; "
+            f"`{follow_up('grid', file, '--out', directory)}` runs them on any machine; then this "
+            "command without --dry-run chooses the best"
         )
         return
     elsewhere = _run(cells, directory, device, quiet or as_json, models).elsewhere
     if elsewhere:
         raise RunError(
-            f"another process has {len(elsewhere)} trials ({elsewhere[0]}, ...): when they are "
-            "done, the same command chooses."
+            f"another process is running {len(elsewhere)} trials ({elsewhere[0]}, ...): when they "
+            "are done, the same command chooses the best."
         )
     folders = [directory / cell.id for cell in cells]
     found, problems = _choose(planned, folders, plan, domains)
@@ -122,7 +161,7 @@ def tune(
     _table(found, plan, domains).write(directory)
     _print_result(found, presets, as_json)
     for problem in problems:
-        error_printer().print(f"error: {problem}", markup=False, highlight=False, soft_wrap=True)
+        print_error(problem)
     if problems:
         raise typer.Exit(1)
 
@@ -133,9 +172,9 @@ def _choose(
     plan: "Plan",
     domains: Sequence[str],
 ) -> "tuple[list[Tuned], list[str]]":
-    """What won of each method, and why of some nothing did.
+    """The best trial of each method, and for methods without one the reason.
 
-    `folders` go trial by trial, and in each seed by seed.
+    `folders` are in the order of trials, and within a trial in the order of seeds.
     """
     from ctta_bench.tuning.choice import outcome
 
@@ -159,7 +198,7 @@ def _run(
     from ctta_bench.cli.running import cell_loggers
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule
-    from ctta_bench.run.environment import default_device
+    from ctta_bench.run.environment import chosen_device
     from ctta_bench.run.options import RunOptions
 
     total = len(schedule(cells))
@@ -168,7 +207,7 @@ def _run(
     return run_grid(
         cells,
         directory,
-        RunOptions(device or default_device()),
+        RunOptions(chosen_device(device)),
         make_loggers=lambda step: cell_loggers(None, quiet, step.id, "", noted),
         on_step=lambda number, step, state: print_state(number, step.id, state),
         models=models,
@@ -183,11 +222,11 @@ def _print_result(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
     from ctta_bench.cli.console import plain_table
 
     printer().print(plain_table(COLUMNS, [[tuned.method, *_texts(tuned)] for tuned in found]))
-    typer.echo(f"written: {presets}; take it with --preset {presets}")
+    typer.echo(f"written: {presets}; use it with --preset {shlex.quote(str(presets))}")
 
 
 def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table":
-    """What the search of each method came to, for a page: searched.csv, .md and .tex."""
+    """The result of the search for each method: searched.csv, .md and .tex."""
     import pandas as pd
 
     from ctta_bench.analysis.table.table import Entry, Table

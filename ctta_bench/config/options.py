@@ -8,12 +8,10 @@ options of `ctta-bench run` and `grid` (cli/command.py), keys of experiment file
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
-
-from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
 
 Place = Literal["run", "grid", "file", "set"]
 REQUIRED = ...
@@ -29,11 +27,11 @@ class CellOption:
     option is in the first three. lists: the key of an experiment file takes several values, each
     for the whole product. names, metavar, envvar: of the option, if --NAME is not enough. panel:
     its heading in `--help`. unset: in words, what holds where the option is not given and its
-    default does not say so. complete: what the shell offers, if the type is no Literal. limits: as
-    pydantic's `Field` takes them (ge, lt, ...). read: from what users write to the value; raises
-    ValueError. record: whether the value is in a cell's record, and so in its identity: always, or
-    where it is not the default, so that the identity of earlier cells stays the same. "": it
-    changes no result, or the record states what follows from it (fingerprint, hyper-parameters).
+    default does not say so. limits: as pydantic's `Field` takes them (ge, lt, ...). read: from
+    what users write to the value; raises ValueError. record: whether the value is in a cell's
+    record, and so in its identity: always, or where it is not the default, so that the identity of
+    earlier cells stays the same. "": it changes no result, or the record states what follows from
+    it (fingerprint, hyper-parameters).
     """
 
     help: str
@@ -44,7 +42,6 @@ class CellOption:
     names: tuple[str, ...] = ()
     metavar: str | None = None
     envvar: str | None = None
-    complete: Callable[[], Iterable[str]] | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     read: Callable[[Any], Any] | None = None
     record: Literal["", "always", "changed"] = ""
@@ -76,14 +73,13 @@ class CellOptions:
 
     method: Annotated[
         str,
-        CellOption("a method (`ctta-bench list methods`)", places=("run",), complete=METHODS.names),
+        CellOption("a method (`ctta-bench list methods`)", places=("run",)),
     ]
     benchmark: Annotated[
         str,
         CellOption(
             "a benchmark (`ctta-bench list benchmarks`)",
             places=("run",),
-            complete=BENCHMARKS.names,
         ),
     ]
     preset: Annotated[
@@ -100,7 +96,6 @@ class CellOptions:
             panel=MODEL,
             unset="the benchmark's own",
             places=("run", "set"),
-            complete=MODELS.names,
         ),
     ] = None
     weights: Annotated[

@@ -14,6 +14,7 @@ from PIL import features
 from timm.layers import use_fused_attn
 
 from ctta_bench import __version__
+from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import timestamp
 from ctta_bench.registry import loaded_plugins
 
@@ -64,6 +65,30 @@ def _commit() -> str | None:
 def default_device() -> str:
     """The first accelerator, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chosen_device(name: str | None) -> str:
+    """The device that the user names; None: the first accelerator, else the CPU.
+
+    Raises ConfigError if the name is not a device, or this machine does not have it.
+    """
+    if name is None:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"--device {name!r}: give cpu, cuda or cuda:NUMBER.")
+    gpus = torch.cuda.device_count()
+    lacks_gpu = device.type == "cuda" and (device.index or 0) >= gpus
+    if lacks_gpu or (device.type == "mps" and not torch.backends.mps.is_available()):
+        found = f"{gpus} CUDA device{'' if gpus == 1 else 's'}"
+        raise ConfigError(
+            f"--device {name}: this machine has {found} that torch can use; give --device cpu, or "
+            "leave the option out."
+        )
+    return name
 
 
 def usable_cores() -> int:
