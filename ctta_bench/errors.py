@@ -7,6 +7,9 @@ CttaBenchError
 └── RunError      a run folder: locked, of another configuration, not writable, damaged
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class CttaBenchError(Exception):
     """Base of all errors a user can mend; its text is one sentence: what, where, what to do."""
@@ -26,3 +29,9 @@ class MethodError(CttaBenchError):
 
 class RunError(CttaBenchError):
     """A run folder cannot be used: locked, foreign, damaged or not writable."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'NAME'?` with the closest of the known names; "" if none is close."""
+    close = difflib.get_close_matches(name, [*known], n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -180,7 +180,7 @@ def test_data_check_tells_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
         (("run", "paid", "toy", "--set", "layers=qx"), ("layers", "'qx'")),
         (("run", "tent", "toy", "--seed", "-1"), ("seed", "-1")),
         (("run", "tent", "toy", "--model", "toy_vti"), ("unknown model", "'toy_vit'")),
-        (("run", "tent", "toy", "--model", "timm:nope"), ("timm knows no 'nope'",)),
+        (("run", "tent", "toy", "--model", "timm:nope"), ("timm has no model 'nope'",)),
         (("run", "paid", "toy", "--model", "toy_cnn"), ("toy_cnn", "no linear layer of role q")),
         (("run", "tent", "toy", "--weights", "none.pth"), ("none.pth", "no such file")),
         (("run", "tent", "toy", "--preprocessing", "raw"), ("raw", "lineage")),

@@ -1,7 +1,7 @@
 """From an experiment file to resolved cells: its product, its sweeps, and single cells."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctta_bench.config.cell import Cell, CellRequest, resolve
@@ -59,27 +59,35 @@ def expand_checked(
     given = {key: value for key, value in request.items() if value is not None}
     cells: dict[str, Cell] = {}
     warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}  # what is wrong, and where in the file
     requests, idle = _chosen(experiment, benchmarks, seeds)
-    problems += idle
     for place, values in requests:
         values |= given | {"set": values["set"] | (overrides or {})}
         try:
             values = _onto_shift(values) if "shift" in values else values
             cell = resolve(validate(CellRequest, values, "cell"), models)
         except CttaBenchError as error:
-            problem = f"{place}: {error}"
-            if problem not in problems:
-                problems.append(problem)
+            problems.setdefault(str(error), []).append(place)
             continue
         if cell.id in cells:
-            problems.append(f"{place}: gives the cell {cell.id} again.")
+            problems.setdefault(f"gives the cell {cell.id} again.", []).append(place)
         cells[cell.id] = cell
         # A method that does all its learning there is its warm-up alone already.
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
             unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"), models)
             warmed.setdefault(identity(unadapted.record), unadapted)
-    return list((cells | {cell.id: cell for cell in warmed.values()}).values()), problems
+    everywhere = {place for place, _ in requests}
+    found = [_placed(problem, places, everywhere) for problem, places in problems.items()]
+    return list((cells | {cell.id: cell for cell in warmed.values()}).values()), idle + found
+
+
+def _placed(problem: str, places: Sequence[str], everywhere: Collection[str]) -> str:
+    """A problem after the places where it is; without them if it is the same in all of several."""
+    own = list(dict.fromkeys(places))
+    if len(own) == len(everywhere) > 1:
+        return problem
+    more = f" and {len(own) - 3} more" if len(own) > 3 else ""
+    return f"{', '.join(own[:3])}{more}: {problem}"
 
 
 def requested(experiment: Experiment) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctta_bench.config.fields import range_text, type_text
 from ctta_bench.config.yaml import merge, parse_yaml, read_yaml
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, did_you_mean
 from ctta_bench.registry import METHODS
 
 
@@ -95,8 +95,11 @@ def preset_values(
     if preset not in sections:
         if preset == "default":
             return {}
-        known = ", ".join(dict.fromkeys([*sections, "default"]))
-        raise ConfigError(f"method {method!r} has no preset {preset!r}; it has: {known}.")
+        known = dict.fromkeys([*sections, "default"])
+        hint = did_you_mean(preset, known) or "."
+        raise ConfigError(
+            f"method {method!r} has no preset {preset!r}{hint} It has: {', '.join(known)}."
+        )
     section = sections[preset] or {}
     keys = ("any", benchmark, f"{benchmark}@{model}")
     if not any(key in section for key in keys) and preset != "default":

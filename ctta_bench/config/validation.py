@@ -1,15 +1,27 @@
 """What users give, as `KEY=VALUE` or as mappings, against the models that say what may be given."""
 
-import difflib
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from ctta_bench.config.options import cell_options
 from ctta_bench.config.yaml import parse_yaml
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, did_you_mean
 
+# Usual names in other suites, for suggestions.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "optim": "optimizer",
+    "bs": "batch_size",
+    "num_examples": "examples",
+    "n_examples": "examples",
+    "corruptions": "domains",
+    "corruption": "domains",
+    "protocol": "setting",
+}
 Validated = TypeVar("Validated", bound=BaseModel)
 
 
@@ -63,19 +75,36 @@ def route_overrides(
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The sentence for an unknown key."""
-    known = sorted(set(known))
-    close = difflib.get_close_matches(key.rpartition(".")[2], known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}."
-    return f"unknown key {key!r}{hint}"
+    known, bare = sorted(set(known)), key.rpartition(".")[2]
+    name = ELSEWHERE.get(bare, bare)
+    hint = did_you_mean(name if name in known else bare, known)
+    return f"unknown key {key!r}" + (hint or f"; known keys: {', '.join(known)}.")
 
 
 def validate(model: type[Validated], values: dict[str, Any], where: str) -> Validated:
-    """`model(**values)`, with pydantic's complaint as one sentence in a ConfigError."""
+    """`model(**values)`; raises ConfigError with pydantic's complaints as one sentence.
+
+    A field that takes several values may be written as one, or as a text with commas.
+    """
+    fields = model.model_fields
     try:
-        return model(**values)
+        return model(**{k: _as_list(fields[k], v) if k in fields else v for k, v in values.items()})
     except ValidationError as error:
         problems = [_sentence(p, model, where) for p in error.errors()]
         raise ConfigError(" ".join(problems)) from None
+
+
+def _as_list(field: FieldInfo, value: Any) -> Any:
+    """`fog,contrast` as a list, if the field takes a tuple and has no reader of its own."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    if (
+        value is None
+        or isinstance(value, list | tuple)
+        or all(get_origin(kind) is not tuple for kind in kinds)
+        or any(getattr(option, "read", None) for option in field.metadata)
+    ):
+        return value
+    return parse_yaml(f"value: [{value}]", "a list")["value"] if isinstance(value, str) else [value]
 
 
 def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:

@@ -83,19 +83,26 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     Raises ConfigError for an unknown name, with close ones.
     """
     if not name.startswith(TIMM):
+        if canonical(name) not in MODELS.names() and (close := _close_in_timm(name, 0.8)):
+            raise ConfigError(f"unknown model {name!r}; did you mean {close}?")
         registered: nn.Module = MODELS.get(name)()
         return registered
     import timm
 
     bare = name.removeprefix(TIMM)
-    known = _timm_names()
-    if bare not in known:
-        close = difflib.get_close_matches(bare, known, n=3)
-        hint = f" Did you mean {', '.join(TIMM + c for c in close)}?" if close else ""
-        raise ConfigError(f"model {name!r}: timm knows no {bare!r}.{hint}")
+    if bare not in _timm_names():
+        close = _close_in_timm(bare, 0.6)
+        hint = f" Did you mean {close}?" if close else ""
+        raise ConfigError(f"model {name!r}: timm has no model {bare!r}.{hint}")
     options: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
     network: nn.Module = timm.create_model(bare, pretrained=False, **options)
     return network
+
+
+def _close_in_timm(name: str, cutoff: float) -> str:
+    """Names in timm that are close to one, best first; "" if there are none."""
+    close = difflib.get_close_matches(name, _timm_names(), n=3, cutoff=cutoff)
+    return ", ".join(TIMM + found for found in close)
 
 
 @functools.cache

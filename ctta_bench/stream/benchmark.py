@@ -18,7 +18,7 @@ import torch
 from platformdirs import user_cache_path
 from torch import Tensor
 
-from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.errors import ConfigError, DataError, did_you_mean
 from ctta_bench.names import OldNames
 from ctta_bench.stream.image_sets import ArrayImages as ArrayImages  # for benchmarks
 from ctta_bench.stream.image_sets import ArrayMaps as ArrayMaps
@@ -196,16 +196,23 @@ class Benchmark(OldNames, ABC):
 
     def chosen_domains(self) -> tuple[str, ...]:
         """The domains of the stream, in order. Raises ConfigError for an unknown domain."""
-        known = self.domain_names()
-        for name in self.settings.domains:
-            if name not in (*known, *self.extra_domains()):
-                raise ConfigError(
-                    f"benchmark.domains: {self.name} has no domain {name!r}; it has "
-                    f"{', '.join((*known, *self.extra_domains()))}."
-                )
-        chosen: tuple[str, ...] = self.settings.domains or known
+        named = tuple(map(self._domain_called, self.settings.domains))
+        chosen = named or self.domain_names()
         domain_sequence(chosen, self.settings, 0)  # raises if a published order lacks one of them
         return chosen
+
+    def _domain_called(self, name: str) -> str:
+        """A domain by its name, or by the first word of it (`gaussian`) if only one begins so."""
+        known = self.domain_names()
+        everything = (*known, *self.extra_domains())
+        if name in everything:
+            return name
+        for names in (known, everything):
+            begun = [domain for domain in names if domain.startswith(f"{name}_")]
+            if len(begun) == 1:
+                return begun[0]
+        hint = did_you_mean(name, everything) or f"; it has {', '.join(everything)}."
+        raise ConfigError(f"benchmark.domains: {self.name} has no domain {name!r}{hint}")
 
 
 def batch_domains(benchmark: Benchmark) -> list[Domain]:

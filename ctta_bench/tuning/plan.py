@@ -65,7 +65,8 @@ def hold_out(plan: Plan, data_root: Path | None = None) -> tuple[str, ...]:
     settings = {k.removeprefix("benchmark."): v for k, v in plan.set.items()}
     own = {k: v for k, v in settings.items() if k in entry.Settings.model_fields}
     built = entry(validate(entry.Settings, own, f"benchmark {plan.benchmark}"), data_root)
-    held, named = built.hold_out_domains(), tuple(built.settings.domains)
+    held, named = built.hold_out_domains(), built.settings.domains
+    named = built.chosen_domains() if named else ()
     if not held:
         raise ConfigError(
             f"benchmark {plan.benchmark!r} holds no domain out: hyper-parameters cannot be chosen "

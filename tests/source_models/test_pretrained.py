@@ -66,8 +66,8 @@ def test_a_registered_model_loads_its_own_file(tmp_path: Path, monkeypatch: Any)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm:vit_bas_patch16_224", "timm knows .* Did you mean timm:vit_base_patch16_224"),
-        ("timm:test_vit.nope", r"timm knows no 'test_vit\.nope'\. Did you mean timm:test_vit"),
+        ("timm:vit_bas_patch16_224", "timm has no .* Did you mean timm:vit_base_patch16_224"),
+        ("timm:test_vit.nope", r"timm has no model 'test_vit\.nope'\. Did you mean timm:test_vit"),
         ("toy_vitt", "unknown model 'toy_vitt', did you mean 'toy_vit'"),
     ],
 )
