@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path:
     truncate(tmp_path / "state.pt")
     run_cell(cell(), RunFolder(tmp_path))
     log = (tmp_path / "log.txt").read_text()
-    assert "damaged checkpoint left aside" in log
+    assert "damaged checkpoint skipped" in log
     assert "resumed after 6 of 15 batches" in log
 
 
@@ -209,7 +209,7 @@ def test_with_both_checkpoints_damaged_the_stream_begins_anew_and_says_so(tmp_pa
     (tmp_path / "cut" / "state.previous.pt").write_bytes(b"nonsense")
     run_cell(cell(), RunFolder(tmp_path / "whole"))
     run_cell(cell(), RunFolder(tmp_path / "cut"))
-    assert "the stream begins anew" in (tmp_path / "cut" / "log.txt").read_text()
+    assert "the stream starts from the beginning" in (tmp_path / "cut" / "log.txt").read_text()
     assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 

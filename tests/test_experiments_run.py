@@ -116,7 +116,7 @@ def test_fewer_source_images_than_asked_for_are_told_in_run_and_report(
     domain = ["--set", "domains=[fog]", "--device", "cpu"]
     told = CliRunner().invoke(app, [*words, *domain])
     assert told.exit_code == 0, told.output
-    sentence = "3,000 source images asked for, 1,000 there"
+    sentence = "3,000 source images requested, 1,000 available"
     assert f"note: {sentence}" in told.stderr
     page = CliRunner().invoke(app, ["report", "runs/single"])
     assert page.exit_code == 0

@@ -25,20 +25,20 @@ from ctta_bench.run.export import export, plain_state
 from ctta_bench.run.options import RunOptions
 from tests.methods import build, pictures, toy
 
-# Methods whose scored logits no plain network gives, and the reason that is told.
+# Methods without a plain network that gives their scored logits, and the reason in the message.
 WITHOUT_PLAIN_FORM = {
     "cmf": "the other images of a batch",
-    "dept": "beside the network",
+    "dept": "which is not in the network",
     "dpcore": "the other images of a batch",
-    "ecotta": "passes between the network's layers",
+    "ecotta": "activations between the network's layers",
     "foa": "the other images of a batch",
     "lame": "the other images of a batch",
     "norm": "the other images of a batch",
     "rmt": "the sum of two networks",
     "roid": "the other images of a batch",
-    "vdp": "beside the network",
+    "vdp": "which is not in the network",
 }
-SEGMENTERS = {"svdp"}  # the toy ViT cannot serve them
+SEGMENTERS = {"svdp"}  # not supported on the toy ViT
 PLAIN = sorted(set(METHODS.names()) - set(WITHOUT_PLAIN_FORM) - SEGMENTERS)
 FAST = {"vida": {"lr_adapters": 0.1, "lr": 0.01}, "paid": {"lr": 0.01}}
 STRONG = {name: {"lr": 0.01} for name in ("lora", "dora", "tent", "sar", "pseudo_label", "eata")}
@@ -231,7 +231,7 @@ def test_a_run_that_kept_nothing_before_it_was_interrupted_cannot_go_on_keeping(
     nothing = resolve(request(keep_models="none"))
     with pytest.raises(KeyboardInterrupt):
         run_cell(nothing, folder, RunOptions(loggers=[stop_after(8)], checkpoint="1"))
-    with pytest.raises(RunError, match=r"00-clean.safetensors: was not kept before .* --force"):
+    with pytest.raises(RunError, match=r"00-clean.safetensors: was not saved before .* --force"):
         run_cell(resolve(request()), folder)
     run_cell(resolve(request(keep_models="last")), folder)
     assert list(models(folder)) == ["last"]
@@ -282,7 +282,7 @@ def test_mistakes_of_an_export_are_told_in_a_sentence(kept: Path, tmp_path: Path
     out = tmp_path / "out.safetensors"
     with pytest.raises(ConfigError, match=r"out.pt: an export is a .safetensors file"):
         export(kept, tmp_path / "out.pt")
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, out)
     with pytest.raises(RunError, match="no model of domain 'fog'; it has: 00-clean, 01-dark, 02-n"):
         export(kept, out, domain="fog")
@@ -296,21 +296,21 @@ def test_mistakes_of_an_export_are_told_in_a_sentence(kept: Path, tmp_path: Path
 
 def test_a_run_that_kept_nothing_says_how_to_keep(folder: RunFolder, tmp_path: Path) -> None:
     run_cell(resolve(request(method="source", set={}, keep_models="none")), folder)
-    with pytest.raises(RunError, match="kept no model; run it again with --keep-models last"):
+    with pytest.raises(RunError, match="has no saved model; rerun it with --keep-models last"):
         export(folder.path, tmp_path / "out.safetensors")
 
 
 def test_a_broken_model_is_not_exported(folder: RunFolder, tmp_path: Path) -> None:
     settings = {"faithful": True, "batch_size": 1, "examples": 2}
     run_cell(resolve(request(method="paid", set=settings)), folder)
-    with pytest.raises(RunError, match="is not finite: the adaptation broke the model"):
+    with pytest.raises(RunError, match="is not finite: adaptation diverged"):
         export(folder.path, tmp_path / "out.safetensors")
 
 
 def test_an_unfinished_run_exports_a_domain_but_no_end(folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_cell(resolve(request()), folder, RunOptions(loggers=[stop_after(8)]))
-    with pytest.raises(RunError, match="is not done; finish it, or name a --domain that is"):
+    with pytest.raises(RunError, match="is not done; finish it, or choose a finished --domain"):
         export(folder.path, tmp_path / "out.safetensors")
     assert export(folder.path, tmp_path / "out.safetensors", domain="clean").stem == "00-clean"
 

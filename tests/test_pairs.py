@@ -352,11 +352,11 @@ def test_batches_of_one_image_are_noted_where_a_method_lives_off_the_batch(
     on_cnn = ("--set", "labeller=toy_cnn", "--model", "toy_cnn", "--set", "batch_size=1")
     result = invoke("run", name, "toy", *FEW_IMAGES, *on_cnn)
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("comes from that image alone") == 1
+    assert result.stderr.count("from a single image") == 1
     windowed = invoke("run", name, "toy", *FEW_IMAGES, *on_cnn, "--window", 4)
     assert "that image alone" not in windowed.stderr
     below = [note for table in tables(load(runs)) for note in table.footnotes]
-    assert sum("comes from that image" in note for note in below) == 1
+    assert sum("from a single image" in note for note in below) == 1
 
 
 def test_the_source_accuracy_is_that_of_the_model_as_it_came(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_benchmark_without_another_label_set_is_refused_by_name(tmp_path):
     file.write_text(
         "methods: [{name: finetune, semantic_shift: true}]\nbenchmarks: [fashion_rotation]\n"
     )
-    with pytest.raises(ConfigError, match="'fashion_rotation' names no other label set"):
+    with pytest.raises(ConfigError, match="'fashion_rotation' declares no second label set"):
         expand(load_experiment(str(file)))
 
 

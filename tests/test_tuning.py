@@ -250,7 +250,9 @@ def test_a_wrong_call_is_refused_in_a_sentence(tune: Any, arguments: list[str], 
 def test_a_file_that_tune_has_not_written_is_no_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("tent: {lr: 1}\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: tent: is not as `ctta-bench tune` writes"):
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml: tent: is not an entry of `ctta-bench tune`"
+    ):
         preset_values("tent", str(file), "toy")
     file.write_text("sar: {toy: {values: {lr: 1}, published: {lr: 2}}}\n")
     with pytest.raises(ConfigError, match=r"of 'tent' has no values for 'toy'"):

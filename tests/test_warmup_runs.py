@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
     state = folder.file("state.pt")
     state.write_bytes(state.read_bytes()[:keep])
     run_warmup(cell(), folder)
-    assert "damaged checkpoint left aside" in folder.file("log.txt").read_text()
+    assert "damaged checkpoint skipped" in folder.file("log.txt").read_text()
     learnt, expected = folder.file("warmup.safetensors"), warmup_folder(finished)
     assert learnt.read_bytes() == (expected / "warmup.safetensors").read_bytes()
 
@@ -236,7 +236,7 @@ def test_a_warm_up_of_another_model_is_refused_in_one_sentence(copied: Path) -> 
 def test_a_truncated_warm_up_is_refused_in_one_sentence(copied: Path, share: float) -> None:
     file = warmup_folder(copied) / "warmup.safetensors"
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    with pytest.raises(RunError, match=r"is missing or damaged .* the warm-up is made again"):
+    with pytest.raises(RunError, match=r"is missing or damaged .* the warm-up runs again"):
         run(cell(**with_(lr=0.5)), copied)
 
 
@@ -245,7 +245,7 @@ def test_a_flipped_bit_in_a_warm_up_is_refused(copied: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(RunError, match="is not what the warm-up wrote"):
+    with pytest.raises(RunError, match="was changed after the warm-up"):
         run(cell(**with_(lr=0.5)), copied)
 
 

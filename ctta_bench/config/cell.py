@@ -1,8 +1,8 @@
-"""From what a user asks for to a cell, with every value resolved, and its identity.
+"""From a user's request to a cell with every value resolved, and the identity of the cell.
 
-A request names things; a cell has every value resolved. The identity of a cell is the hash of what
-decides its numbers: hyper-parameters, stream, weights, pre-processing, precision and seed. Paths,
-device, plug-ins' places and the executor are not part of it.
+The identity of a cell is the hash of everything that decides its numbers: hyper-parameters, stream,
+weights, normalisation, precision and seed. Paths, device, the location of plug-ins and the executor
+are not included.
 """
 
 from dataclasses import dataclass, field
@@ -35,10 +35,10 @@ if TYPE_CHECKING:  # at run time they would load torch
 class Cell:
     """A resolved cell. `hyperparameters` and `settings` are validated models.
 
-    `notes`: what a reader of its numbers should know, as sentences; no part of the identity.
+    `notes`: sentences that a reader of the results should know; not included in the identity.
     `warmup`: the record of the warm-up that the cell starts from, None without one.
-    `asked`: the request before names and presets were filled in, from which another process makes
-    the same cell.
+    `asked`: the request before names and presets were filled in. Another process can make the same
+    cell from it.
     """
 
     request: CellRequest
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Readable slug and 8 hex digits of the identity; at most 120 characters."""
+        """Readable slug, then 8 hex digits of the identity; at most 120 characters."""
         return str(self.record["id"])
 
 
@@ -59,12 +59,12 @@ class Cell:
 
 
 def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
-    """What `load_source_model` is asked for, besides the model's name, to serve a benchmark."""
+    """Arguments of `load_source_model`, besides the model's name, for a benchmark."""
     return {
         "weights": request.weights,
         "preprocessing": request.preprocessing,
         "input_size": request.input_size,
-        # A benchmark that keeps a part of the logits takes any model that has them.
+        # None: any model that has the classes. The benchmark selects its classes from the logits.
         "num_classes": None
         if benchmark.model_classes()
         or benchmark.different_label_set
@@ -76,17 +76,17 @@ def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
 
 
 def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
-    """Fill in presets and overrides, validate, and fingerprint the model. Raises ConfigError.
+    """Fill in presets and overrides, validate them, and hash the model. Raises ConfigError.
 
-    models: where the process keeps the model that it read last, for this cell and the next.
+    models: cache with the last model that this process read; used for this cell and the next.
     """
     asked = request
     method, benchmark = METHODS.find(request.method).name, BENCHMARKS.find(request.benchmark).name
     method_class, benchmark_class = METHODS.get(method), BENCHMARKS.get(benchmark)
     if benchmark_class.task not in method_class.tasks:
         raise ConfigError(
-            f"method {method!r} is for {' and '.join(sorted(method_class.tasks))}, and benchmark "
-            f"{benchmark!r} for {benchmark_class.task}; choose another of the two."
+            f"method {method!r} supports {' and '.join(sorted(method_class.tasks))}, but benchmark "
+            f"{benchmark!r} is {benchmark_class.task}; choose another method or benchmark."
         )
     routed = route_overrides(request.set, method_class.Hyperparameters, benchmark_class.Settings)
     request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
@@ -101,9 +101,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
     model = request.model or benchmark_class.default_model
     if not model:
-        raise ConfigError(
-            f"benchmark {benchmark!r} has no model of its own: give one with --model."
-        )
+        raise ConfigError(f"benchmark {benchmark!r} has no default model: choose one with --model.")
     request = request_with(request, model=model)
     built = benchmark_class(settings, request.data_root)
     domains = built.chosen_domains()
@@ -139,16 +137,16 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         record["warmup"] = warmup["id"]
     record |= cast(CellRecord, recorded_options(request, "changed"))
     if not request.adapt:
-        record["method"]["hyperparameters"] = of_start  # no other plays a part
+        record["method"]["hyperparameters"] = of_start  # the others have no effect
     record["id"] = cell_id(record)
     note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
-    # A method without hyper-parameters has none that another model might ask for.
+    # A method without hyper-parameters needs no note about its preset.
     notes = (note,) if note and method_class.Hyperparameters.model_fields else ()
     return Cell(request, hyperparameters, settings, record, notes, warmup, asked)
 
 
 def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:
-    """Those that decide the model before the stream, and its warm-up: all but the stream's own."""
+    """The hyper-parameters that decide the warm-up and the model before the stream."""
     others = {*OptimizerHyperparameters.model_fields, *method.stream_only}
     return {k: v for k, v in hyperparameters.record().items() if k not in others}
 
@@ -156,7 +154,10 @@ def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any
 def warmup_record(
     record: CellRecord, of_start: dict[str, Any], source: dict[str, Any]
 ) -> CellRecord:
-    """The record of the warm-up of a cell: all that decides it, and so whatever cells share it."""
+    """The record of a cell's warm-up: everything that decides it. Cells may share a warm-up.
+
+    source: settings of the source data, as the benchmark records them.
+    """
     method, benchmark = record["method"]["name"], record["benchmark"]
     found: CellRecord = {
         "schema_version": SCHEMA_VERSION,

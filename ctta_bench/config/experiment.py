@@ -1,4 +1,4 @@
-"""From an experiment file to resolved cells: its product, its sweeps, and single cells."""
+"""From an experiment file to resolved cells: the product of its lists, its sweeps, single cells."""
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def expand(experiment: Experiment, **options: Any) -> list[Cell]:
-    """All cells of an experiment, as `expand_checked` makes them; options: its own.
+    """All cells of an experiment; `options` are those of `expand_checked`.
 
-    Raises ConfigError that lists every problem at once.
+    Raises ConfigError with a list of all problems.
     """
     cells, problems = expand_checked(experiment, **options)
     if problems:
@@ -33,7 +33,7 @@ def expand(experiment: Experiment, **options: Any) -> list[Cell]:
 
 
 def problems_error(experiment: Experiment, problems: Sequence[str]) -> ConfigError:
-    """The error that tells every problem of an experiment."""
+    """The error that lists all problems of an experiment."""
     return ConfigError(f"experiment {experiment.name!r}: " + "\n  ".join(problems))
 
 
@@ -46,20 +46,21 @@ def expand_checked(
     models: "Models | None" = None,
     **request: Any,
 ) -> tuple[list[Cell], list[str]]:
-    """The cells of an experiment, resolved, and one for each warm-up, of the model that it leaves;
-    and what is wrong with the others, a sentence each.
+    """The resolved cells of an experiment, and one sentence for each problem.
 
-    benchmarks, seeds: instead of the file's. overrides: over what the file sets. models: what keeps
-    the model that was read last. request: fields of `CellRequest` that hold for every cell; None
-    leaves what the file or the class says.
+    Each warm-up adds a cell that scores the warmed-up model without adaptation.
+
+    benchmarks, seeds: replace those of the file. overrides: take precedence over values of the
+    file. models: cache with the last model that was read. request: fields of `CellRequest` for
+    every cell; None keeps the value of the file or the default.
     """
     from ctta_bench.source_models.shared import Models
 
     models = models or Models(several=True)
     given = {key: value for key, value in request.items() if value is not None}
     cells: dict[str, Cell] = {}
-    warmed: dict[str, Cell] = {}  # by identity: cells that differ in what only adaptation uses
-    problems: dict[str, list[str]] = {}  # what is wrong, and where in the file
+    warmed: dict[str, Cell] = {}  # by identity; one for cells that differ only in adaptation
+    problems: dict[str, list[str]] = {}  # problem -> its places in the file
     requests, idle = _chosen(experiment, benchmarks, seeds)
     for place, values in requests:
         values |= given | {"set": values["set"] | (overrides or {})}
@@ -70,9 +71,9 @@ def expand_checked(
             problems.setdefault(str(error), []).append(place)
             continue
         if cell.id in cells:
-            problems.setdefault(f"gives the cell {cell.id} again.", []).append(place)
+            problems.setdefault(f"repeats the cell {cell.id}; remove one of the two.", []).append(place)
         cells[cell.id] = cell
-        # A method that does all its learning there is its warm-up alone already.
+        # A method that only learns in its warm-up is already the warmed-up model.
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
             unadapted = resolve(validate(CellRequest, values | {"adapt": False}, "cell"), models)
             warmed.setdefault(identity(unadapted.record), unadapted)
@@ -91,31 +92,32 @@ def _placed(problem: str, places: Sequence[str], everywhere: Collection[str]) ->
 
 
 def requested(experiment: Experiment) -> list[dict[str, Any]]:
-    """The cells that a file asks for, unresolved: `CellRequest`s as plain values; needs no data."""
+    """The requests of an experiment's cells, unresolved, as plain values; needs no data."""
     return [values for _, values in _chosen(experiment, (), ())[0]]
 
 
 def count_cells(experiment: Experiment) -> int:
-    """How many cells a file asks for, beside warm-ups and their own rows; needs no data."""
+    """Number of cells of an experiment, without those that warm-ups add; needs no data."""
     return len(requested(experiment))
 
 
-Placed = tuple[str, dict[str, Any]]  # where in the file a request comes from, and its values
+Placed = tuple[str, dict[str, Any]]  # place of a request in the file, and its values
 
 
 def _chosen(
     experiment: Experiment, benchmarks: tuple[str, ...], seeds: tuple[int, ...]
 ) -> tuple[list[Placed], list[str]]:
-    """The product without what is excluded, then single cells; and exclusions of nothing."""
+    """The product without excluded cells, then single cells; and problems with `exclude`."""
     product = [*_requests(experiment, benchmarks, seeds)]
     matches = [
         [number for number, (_, values) in enumerate(product) if _is_like(values, entry)]
         for entry in experiment.exclude
     ]
-    # Where the command line replaces lists of the file, an exclusion may well find nothing.
+    # If the command line replaces lists of the file, an exclusion may match no cell.
     idle = [] if benchmarks or seeds else [n for n, found in enumerate(matches) if not found]
     problems = [
-        f"exclude[{n}]: {experiment.exclude[n]} matches no cell of the product." for n in idle
+        f"exclude[{n}]: {experiment.exclude[n]} matches no cell; correct or remove it."
+        for n in idle
     ]
     out = {number for found in matches for number in found}
     kept = [placed for number, placed in enumerate(product) if number not in out]
@@ -128,13 +130,13 @@ def _chosen(
 
 
 def _common(experiment: Experiment) -> dict[str, Any]:
-    """What an experiment asks of every cell, single ones too."""
+    """The values that an experiment sets for every cell, single cells included."""
     single = [name for name, key in cell_options("file").items() if not key.option.lists]
     return {name: getattr(experiment, name) for name in single} | {"experiment": experiment.name}
 
 
 def _is_like(values: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether a request has every value of an entry of `exclude`; a list there is any of them."""
+    """Whether a request has every value of an entry of `exclude`; of a list, any of its values."""
     if not entry:
         return False
     flat = {key: value for key, value in values.items() if key != "set"} | values["set"]
@@ -186,23 +188,23 @@ def _requests(
 
 
 def _shift_of(benchmark: str) -> dict[str, Any]:
-    """The other label set that a benchmark names: its benchmark, number of labels and domains.
+    """The second label set that a benchmark declares: its benchmark, number of labels, domains.
 
-    Raises ConfigError if it names none.
+    Raises ConfigError if the benchmark declares none.
     """
     shift: dict[str, Any] | None = BENCHMARKS.find(benchmark).attributes.get("semantic_shift")
     if shift is None:
         raise ConfigError(
-            f"benchmark {benchmark!r} names no other label set for `semantic_shift: true`; give "
-            "the entry benchmarks, models and labels of its own."
+            f"benchmark {benchmark!r} declares no second label set for `semantic_shift: true`; set "
+            "benchmarks, models and labels in this entry instead."
         )
     return shift
 
 
 def _onto_shift(values: dict[str, Any]) -> dict[str, Any]:
-    """A request for the other label set, on the model of the benchmark that names it.
+    """A request for the second label set, on the model of the benchmark that declares it.
 
-    Of the settings those stay that it has, too, but for the domains.
+    Settings that both benchmarks have are passed on, except the domains.
     """
     shift = values["shift"]
     settings = BENCHMARKS.get(shift["benchmark"]).Settings.model_fields
@@ -224,5 +226,5 @@ def _onto_shift(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def combinations(sweep: Sweep) -> list[dict[str, Any]]:
-    """Every combination of the values of a sweep, the last key turning fastest; [{}] for none."""
+    """Every combination of the values of a sweep; the last key varies fastest. [{}] if empty."""
     return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]

@@ -1,4 +1,4 @@
-"""Experiment files: what may stand in one, and where those of the package are."""
+"""Experiment files: their keys, and the files that the package contains."""
 
 import difflib
 from importlib import resources
@@ -27,22 +27,26 @@ class MethodEntry(BaseModel):
         description="its values: `default`, `paper`, `code`, ... (`ctta-bench list methods "
         "--verbose`), or a YAML file of `ctta-bench tune`",
     )
-    models: tuple[str, ...] = Field((), description="instead of the file's")
-    benchmarks: tuple[str, ...] = Field((), description="instead of the file's")
+    models: tuple[str, ...] = Field((), description="models of this method; default: the file's")
+    benchmarks: tuple[str, ...] = Field(
+        (), description="benchmarks of this method; default: the file's"
+    )
     semantic_shift: bool = Field(
         False,
-        description="run on the other label set that each benchmark names, on the model of the "
-        "benchmark",
+        description="run on the second label set that each benchmark declares, with the model of "
+        "the benchmark",
     )
-    set: dict[str, Any] = Field({}, description="values for this method, over the file's")
+    set: dict[str, Any] = Field(
+        {}, description="values for this method; they take precedence over the file's"
+    )
     sweep: Sweep = Field(
         {},
-        description="as the file's, for this method, instead of the file's for the same key",
+        description="lists of values for this method; a key here replaces the file's list",
     )
 
 
 class SingleCell(BaseModel):
-    """A cell by itself: any field of `CellRequest`, which checks the others."""
+    """A single cell: any field of `CellRequest`, which checks their values."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -53,11 +57,11 @@ Declared = TypeVar("Declared", bound=BaseModel)
 
 
 def with_cell_options(declared: type[Declared]) -> type[Declared]:
-    """A model with a key more for each option of a cell that experiment files take."""
+    """The model with one more key for each option of a cell that experiment files accept."""
     keys: dict[str, Any] = {}
     for name, key in cell_options("file").items():
         kind, default = key.annotated, key.default
-        if key.option.lists:  # each value is checked by its cells
+        if key.option.lists:  # each value is checked when its cells are resolved
             kind, default = tuple[Any, ...], (default,)
         keys[name] = (kind, Field(default, description=key.option.help))
     documented: dict[str, Any] = {"__doc__": declared.__doc__, "__module__": declared.__module__}
@@ -66,37 +70,41 @@ def with_cell_options(declared: type[Declared]) -> type[Declared]:
 
 @with_cell_options
 class Experiment(BaseModel):
-    """An experiment file: the product of methods, benchmarks, models, regimes and seeds.
+    """An experiment file: the product of methods, benchmarks, models, preprocessing and seeds.
 
-    Each option of a cell that `CellRequest` has for files is a key, too.
+    Each option of a cell whose places include "file" (options.py) is a key as well.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
-        "", description="the folder's name below `runs/`, as records have it; default: the file's"
+        "",
+        description="name of the experiment, and of its folder below `runs/`; default: the file's "
+        "name",
     )
-    title: str = Field("", description="a line for lists and reports")
-    remakes: str = Field("", description="table or figure of a paper that this remakes, for lists")
+    title: str = Field("", description="one line for lists and reports")
+    remakes: str = Field(
+        "", description="table or figure of a paper that the experiment reproduces; shown in lists"
+    )
     methods: tuple[MethodEntry, ...] = Field(
-        (), description="names, or mappings as below; without them: `cells`"
+        (), description="names, or mappings with the keys below; may be left out if `cells` is set"
     )
-    benchmarks: tuple[str, ...] = Field((), description="names; without them: `cells`")
+    benchmarks: tuple[str, ...] = Field((), description="names; may be left out if `cells` is set")
     models: tuple[str | None, ...] = Field(
-        (None,), description="names; `null` is the benchmark's own"
+        (None,), description="names; `null` is the benchmark's default model"
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="numbers")
     set: dict[str, Any] = Field({}, description="values for all cells")
     sweep: Sweep = Field(
-        {}, description="lists of values: every method once for each combination of them"
+        {}, description="lists of values: every method runs once for each combination"
     )
     exclude: tuple[dict[str, Any], ...] = Field(
         (),
         description="cells of the product to leave out: those with all values of an entry; a list "
-        "there is any of them",
+        "matches any of its values",
     )
     cells: tuple[SingleCell, ...] = Field(
-        (), description="further cells, each with the options of `ctta-bench run`"
+        (), description="further single cells, each with the options of `ctta-bench run`"
     )
 
     @field_validator("methods", mode="before")
@@ -109,18 +117,18 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _asks_for_something(self) -> "Experiment":
         if bool(self.methods) != bool(self.benchmarks) or not (self.methods or self.cells):
-            raise ValueError("give methods and benchmarks, or cells; at least 1 of each")
+            raise ValueError("list at least one method and one benchmark, or at least one cell")
         return self
 
 
 def load_experiment(name_or_file: str) -> Experiment:
-    """An experiment by name (of those in the package) or from a YAML file. Raises ConfigError."""
+    """An experiment of the package by its name, or one from a YAML file. Raises ConfigError."""
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
         known = experiment_files()
         if canonical(name_or_file) not in known:
             close = difflib.get_close_matches(canonical(name_or_file), known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(known)}."
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}."
             raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
         path = known[canonical(name_or_file)]
     values = {"name": path.stem} | read_yaml(path)
@@ -128,7 +136,7 @@ def load_experiment(name_or_file: str) -> Experiment:
 
 
 def experiment_files() -> dict[str, Path]:
-    """The experiment files of the package by name (`paper/rank` for one in a folder)."""
+    """The experiment files of the package by name (`paper/rank` for a file in a folder)."""
     root = Path(str(resources.files("ctta_bench.experiments")))
     files = sorted(f for f in root.rglob("*.yaml") if "base" not in f.relative_to(root).parts)
     return {f.relative_to(root).with_suffix("").as_posix(): f for f in files}

@@ -1,18 +1,18 @@
-"""A model's fields in words, for help, lists and docs."""
+"""The fields of a model as text, for help, lists and docs."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """The values that a type allows, if it is a Literal or one with None; () if not."""
+    """The values that a type allows, if it is a Literal or an optional Literal; otherwise ()."""
     if get_origin(annotation) is Literal:
         return tuple(map(str, get_args(annotation)))
-    return tuple(choice for part in get_args(annotation) for choice in choices_of(part))
+    return tuple(choice for inner in get_args(annotation) for choice in choices_of(inner))
 
 
 def type_text(annotation: Any) -> str:
-    """A type: `float`, `sgd | adam | adamw`, `int | none`."""
+    """A type as text: `float`, `sgd | adam | adamw`, `int | none`."""
     if get_origin(annotation) is Literal:
         return " | ".join(choices_of(annotation))
     if get_origin(annotation) is tuple:
@@ -23,7 +23,7 @@ def type_text(annotation: Any) -> str:
 
 
 def range_text(constraints: Iterable[Any]) -> str:
-    """The constraints of a field: `>= 0`, `matches ^(a|b)$`, or several with commas; "" if none."""
+    """The constraints of a field as text: `>= 0`, `>= 0, < 1`, `matches ^(a|b)$`; "" if none."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "pattern": "matches"}
     return ", ".join(
         f"{sign} {getattr(constraint, key)}"

@@ -1,9 +1,9 @@
-"""What a user may ask of a cell: an option is declared here, once, for every place that takes it.
+"""The options of a cell. Each option is declared here, once, for every place that accepts it.
 
-Made from the fields of `CellOptions`: the request of a cell, which checks values (request.py),
+Made from the fields of `CellOptions`: the request of a cell, which checks values (request.py), the
 options of `ctta-bench run` and `grid` (cli/command.py), keys of experiment files
-(experiment_file.py), keys of `set` and `sweep` (validation.py), what a cell's record states
-(request.py), and docs/experiments.md. `--help` reads it: it needs nothing that loads long.
+(experiment_file.py), keys of `set` and `sweep` (validation.py), values in a cell's record
+(request.py), and docs/experiments.md. `--help` imports this module, so it imports nothing slow.
 """
 
 import functools
@@ -21,17 +21,18 @@ WHAT, MODEL, DATA, HOW, OUTPUT = "What to run", "Model", "Data", "Execution", "O
 
 @dataclass(frozen=True)
 class CellOption:
-    """Where a user gives an option of a cell, and how.
+    """Where and how users set an option of a cell.
 
-    places: `run` and `grid` have an option, experiment files a key, `set` and `sweep` a key. A new
-    option is in the first three. lists: the key of an experiment file takes several values, each
-    for the whole product. names, metavar, envvar: of the option, if --NAME is not enough. panel:
-    its heading in `--help`. unset: in words, what holds where the option is not given and its
-    default does not say so. limits: as pydantic's `Field` takes them (ge, lt, ...). read: from
-    what users write to the value; raises ValueError. record: whether the value is in a cell's
-    record, and so in its identity: always, or where it is not the default, so that the identity of
-    earlier cells stays the same. "": it changes no result, or the record states what follows from
-    it (fingerprint, hyper-parameters).
+    places: where the option can be set: on the command line of `run` and of `grid`, as a key of
+    experiment files, as a key of `set` and `sweep`. Default: the first three. lists: the key of an
+    experiment file takes several values, and the product contains each. names, metavar, envvar:
+    those of the command-line option, if --NAME is not enough. panel: its heading in `--help`.
+    unset: text for the default, if the default itself does not explain it. limits: keyword
+    arguments of pydantic's `Field` (ge, lt, ...). read: converts what users write to the value;
+    raises ValueError. record: whether a cell's record, and so its identity, contains the value:
+    "always", or only if "changed" from the default, so that cells from before the option existed
+    keep their identity. "": it changes no result, or the record contains its consequence (hash of
+    the weights, hyper-parameters).
     """
 
     help: str
@@ -47,7 +48,7 @@ class CellOption:
     record: Literal["", "always", "changed"] = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Pydantic's hook of annotations: `read` first, then its own checks and the limits."""
+        """Pydantic's hook for annotations: call `read`, then check the type and the limits."""
         from pydantic import Field
         from pydantic_core.core_schema import no_info_before_validator_function
 
@@ -56,7 +57,7 @@ class CellOption:
 
 
 def _regime(value: Any) -> Any:
-    return "true" if value is True else value  # YAML reads the bare word as a boolean
+    return "true" if value is True else value  # YAML reads an unquoted true as a boolean
 
 
 def _pixels(value: Any) -> Any:
@@ -69,16 +70,16 @@ def _pixels(value: Any) -> Any:
 
 
 class CellOptions:
-    """The options of a cell. A field without a default is a command's argument."""
+    """The options of a cell. A field without a default is an argument of the command."""
 
     method: Annotated[
         str,
-        CellOption("a method (`ctta-bench list methods`)", places=("run",)),
+        CellOption("the method (`ctta-bench list methods`)", places=("run",)),
     ]
     benchmark: Annotated[
         str,
         CellOption(
-            "a benchmark (`ctta-bench list benchmarks`)",
+            "the benchmark (`ctta-bench list benchmarks`)",
             places=("run",),
         ),
     ]
@@ -92,7 +93,7 @@ class CellOptions:
     model: Annotated[
         str | None,
         CellOption(
-            "a model (`ctta-bench list models`), or timm:NAME.TAG",
+            "the source model (`ctta-bench list models`), or timm:NAME.TAG",
             panel=MODEL,
             unset="the benchmark's own",
             places=("run", "set"),
@@ -100,7 +101,7 @@ class CellOptions:
     ] = None
     weights: Annotated[
         Path | None,
-        CellOption("file of weights for the model", panel=MODEL, places=("run", "set")),
+        CellOption("file with the weights of the source model", panel=MODEL, places=("run", "set")),
     ] = None
     preprocessing: Annotated[
         Literal["true", "lineage"],
@@ -116,9 +117,9 @@ class CellOptions:
     input_size: Annotated[
         tuple[int, int] | None,
         CellOption(
-            "the network's input in pixels, PIXELS or HEIGHTxWIDTH",
+            "size of the network's input: PIXELS or HEIGHTxWIDTH",
             panel=MODEL,
-            unset="as recorded",
+            unset="the checkpoint's",
             places=("run", "set"),
             metavar="PIXELS",
             read=_pixels,
@@ -127,7 +128,7 @@ class CellOptions:
     precision: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"],
         CellOption(
-            "number format of the networks",
+            "floating-point format of the forward and backward passes",
             panel=MODEL,
             places=("run", "file", "set"),
             record="always",
@@ -136,7 +137,7 @@ class CellOptions:
     seed: Annotated[
         int,
         CellOption(
-            "seed of image order, method and source sample",
+            "random seed of image order, method and sample of source images",
             places=("run", "set"),
             limits={"ge": 0, "lt": 2**31},
             record="always",
@@ -153,7 +154,7 @@ class CellOptions:
     adapt: Annotated[
         bool,
         CellOption(
-            "adapt, or only score the model as it is after the warm-up, before the stream",
+            "whether to adapt; false: score the model without adaptation, after its warm-up",
             places=("run", "set"),
             record="changed",
         ),
@@ -171,7 +172,7 @@ class CellOptions:
     workers: Annotated[
         int | None,
         CellOption(
-            "processes that load images ahead; 0: none, this process loads them",
+            "processes that load images in advance; 0: load in the main process",
             panel=DATA,
             unset="as many as the cores allow",
             places=("run", "grid"),
@@ -199,7 +200,9 @@ class CellOptions:
     keep_models: Annotated[
         Literal["none", "last", "domains"],
         CellOption(
-            "which adapted networks to store in the run folder (last: the final one)", panel=OUTPUT
+            "adapted networks to store in the run folder: at the end of the stream (last) or of "
+            "each domain (domains)",
+            panel=OUTPUT,
         ),
     ] = "none"
     probe: Annotated[
@@ -209,7 +212,7 @@ class CellOptions:
     set: Annotated[
         dict[str, Any],
         CellOption(
-            "override a value, e.g. lr=1e-3; repeatable",
+            "override a value, e.g. lr=1e-3; may be repeated",
             places=("run", "grid"),
             metavar="KEY=VALUE",
         ),
@@ -217,7 +220,7 @@ class CellOptions:
 
 
 class Declared(NamedTuple):
-    """An option of a cell as declared. default: REQUIRED if there is none."""
+    """An option of a cell as declared. default: REQUIRED if it has none."""
 
     annotated: Any
     type: Any
@@ -226,7 +229,7 @@ class Declared(NamedTuple):
 
 
 def cell_options(place: Place | None = None) -> dict[str, Declared]:
-    """The options of a cell by name, or those that a user gives in one place, in their order."""
+    """All options of a cell by name, or those that can be set in one place, in their order."""
     return {k: d for k, d in _declared().items() if place is None or place in d.option.places}
 
 

@@ -1,4 +1,4 @@
-"""Presets: the hyper-parameters of a method for a benchmark, and where they come from."""
+"""Presets: the hyper-parameters of a method for a benchmark, and their sources."""
 
 import functools
 from importlib import resources
@@ -13,10 +13,10 @@ from ctta_bench.registry import METHODS
 
 @functools.cache
 def presets_of(method: str) -> dict[str, Any]:
-    """The presets of a method: section, benchmark (or `any`), values; {} if it has none.
+    """The presets of a method: {preset: {benchmark or `any`: values}}; {} if it has none.
 
-    `default` holds what `ctta-bench tune` has found for the package's own benchmarks, over what is
-    written for them.
+    In `default`, values that `ctta-bench tune` found for the package's own benchmarks take
+    precedence over those in the method's file.
     """
     file = resources.files("ctta_bench.methods") / "presets" / f"{method}.yaml"
     written = {}
@@ -29,7 +29,7 @@ def presets_of(method: str) -> dict[str, Any]:
 
 @functools.cache
 def _tuned_here() -> dict[str, Any]:
-    """What `ctta-bench tune` has found for benchmarks of the package, as it was written."""
+    """The results of `ctta-bench tune` for the package's own benchmarks, as it wrote them."""
     folder = resources.files("ctta_bench.methods") / "presets" / "tuned"
     found: dict[str, Any] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
@@ -39,18 +39,18 @@ def _tuned_here() -> dict[str, Any]:
 
 
 def _sections(tuned: dict[str, Any], method: str) -> dict[str, Any]:
-    """Presets out of what `tune` writes: `tuned`, what won, and `published`, its trial 0."""
+    """Presets from a file of `tune`: `tuned`, the best trial, and `published`, trial 0."""
     entries = tuned.get(method) or {}
     sections = {"tuned": "values", "published": "published"}
     return {
-        preset: {key: entry[part] for key, entry in entries.items()}
-        for preset, part in sections.items()
+        preset: {key: entry[field] for key, entry in entries.items()}
+        for preset, field in sections.items()
         if entries
     }
 
 
 def read_tuned(file: Path) -> dict[str, Any]:
-    """A file that `tune` has written: method, benchmark, and what was found for them."""
+    """Read a file of `ctta-bench tune`: {method: {benchmark: its results}}. Raises ConfigError."""
     found = read_yaml(file)
     for method, entries in found.items():
         whole = isinstance(entries, dict) and all(
@@ -61,14 +61,14 @@ def read_tuned(file: Path) -> dict[str, Any]:
         )
         if not whole:
             raise ConfigError(
-                f"{file}: {method}: is not as `ctta-bench tune` writes it (BENCHMARK: values, "
-                "published)."
+                f"{file}: {method}: is not an entry of `ctta-bench tune` (each BENCHMARK needs "
+                "`values` and `published`)."
             )
     return found
 
 
 def preset_name(preset: str) -> str:
-    """A preset as records and tables name it: a file by its stem."""
+    """The name of a preset in records and tables; of a file, its name without the suffix."""
     return Path(preset).stem if _is_file(preset) else preset
 
 
@@ -79,17 +79,17 @@ def _is_file(preset: str) -> bool:
 def preset_values(
     method: str, preset: str, benchmark: str, model: str | None = None
 ) -> dict[str, Any]:
-    """The values of a preset for a benchmark; `any` lies beneath the benchmark's own.
+    """The values of a preset for a benchmark.
 
-    Over both lie those of one model alone, under `BENCHMARK@MODEL`. The preset `default` may be
-    absent: then the defaults of the hyper-parameters hold. A preset that ends in .yaml is a file
-    that `ctta-bench tune` has written. Raises ConfigError for a preset that the method lacks, or
-    lacks for this benchmark.
+    Values under `any` come first, those of the benchmark override them, and those under
+    `BENCHMARK@MODEL`, for one model only, override both. Without a preset `default` the defaults
+    of the hyper-parameters are used. A preset that ends in .yaml is a file of `ctta-bench tune`.
+    Raises ConfigError if the method has no such preset, or none for this benchmark.
     """
     sections = presets_of(method)
     if _is_file(preset):
         found = _sections(read_tuned(Path(preset)), method)
-        # A method without hyper-parameters has nothing to be tuned.
+        # A method without hyper-parameters cannot be tuned.
         nothing = not METHODS.get(method).Hyperparameters.model_fields
         sections = {preset: found.get("tuned", {"any": {}} if nothing else {})}
     if preset not in sections:
@@ -111,9 +111,9 @@ def preset_values(
 
 
 def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: str) -> str:
-    """The sentence that hyper-parameters were chosen with another model; "" if they were not.
+    """A note that hyper-parameters were chosen for another model; "" if they were not.
 
-    `made_for` is the benchmark's own model, for which its presets are.
+    made_for: the benchmark's default model, for which its presets were chosen.
     """
     section = presets_of(method).get(preset) or {}
     if model == made_for or f"{benchmark}@{model}" in section:
@@ -125,12 +125,12 @@ def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: 
 
 
 def _searched(options: Any) -> str:
-    """A range or a list of values in words: `1e-05 to 0.1`, `1, 5, 20`."""
+    """A range or a list of values as text: `1e-05 to 0.1`, `1, 5, 20`."""
     return (" to " if isinstance(options, tuple) else ", ").join(map(str, options))
 
 
 def describe(method: str) -> dict[str, Any]:
-    """Hyper-parameters of a method (type, range, default, search space, meaning), its presets."""
+    """A method's hyper-parameters (type, range, default, search space, description) and presets."""
     fields = METHODS.get(method).Hyperparameters.model_fields
     searched = METHODS.get(method).search_space
     return {

@@ -1,4 +1,4 @@
-"""The request of a cell: its options, as declared, with their values checked."""
+"""The request of a cell: the options of options.py, with their values checked."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,12 @@ from ctta_bench.config.options import CellOptions, cell_options
 
 
 class CellRequest(CellOptions, BaseModel):
-    """One cell as a user asks for it; `set` overrides any resolved key."""
+    """One cell as a user requests it; `set` overrides any resolved value.
+
+    Example: `CellRequest(method="tent", benchmark="fashion_c", set={"lr": 1e-3})`. Raises
+    pydantic's ValidationError for an unknown key or a wrong value, `config.validation.validate` a
+    ConfigError instead.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -16,7 +21,7 @@ class CellRequest(CellOptions, BaseModel):
 
 
 def recorded_options(request: CellRequest, when: Literal["always", "changed"]) -> dict[str, Any]:
-    """What of a request stands in a cell's record under its own name: always, or if changed."""
+    """The options that a cell's record has under their own names: always, or only if changed."""
     recorded = [n for n, declared in cell_options().items() if declared.option.record == when]
     default = {name: CellRequest.model_fields[name].default for name in recorded}
     values = {name: getattr(request, name) for name in recorded}

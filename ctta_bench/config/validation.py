@@ -1,4 +1,4 @@
-"""What users give, as `KEY=VALUE` or as mappings, against the models that say what may be given."""
+"""Checks of what users write, as `KEY=VALUE` or as mappings, against models of the allowed keys."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_args, get_origin
@@ -26,9 +26,9 @@ Validated = TypeVar("Validated", bound=BaseModel)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`["lr=1e-3", "benchmark.examples=50"]` to a mapping; values are read as YAML.
+    """Parse `["lr=1e-3", "benchmark.examples=50"]` into a mapping; values are read as YAML.
 
-    Raises ConfigError for a word without `=`, and for a key given twice with different values.
+    Raises ConfigError for an assignment without `=`, and for a key with two different values.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -46,9 +46,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def route_overrides(
     overrides: dict[str, Any], method: type[BaseModel], benchmark: type[BaseModel]
 ) -> dict[str, dict[str, Any]]:
-    """Sort overrides by owner: `method`, `benchmark` or `cell`; a bare key must have one owner.
+    """Sort overrides by owner: `method`, `benchmark` or `cell`.
 
-    Raises ConfigError for unknown keys (with close ones) and for bare keys with two owners.
+    A key without the prefix `method.` or `benchmark.` must belong to exactly one owner. Raises
+    ConfigError for unknown keys (with a similar one) and for keys of two owners.
     """
     owners: dict[str, Any] = {
         "method": method.model_fields,

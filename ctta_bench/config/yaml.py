@@ -1,4 +1,4 @@
-"""YAML files as plain mappings: strict, safe, and with their bases merged beneath."""
+"""YAML files as plain mappings: strict, safe, and merged over the files in `_base_`."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,17 @@ from ctta_bench.errors import ConfigError
 
 
 def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping with its `_base_` files (relative to it) merged beneath.
+    """A YAML mapping, merged over its `_base_` files (paths relative to the file).
 
-    Raises ConfigError for a file that is missing, unreadable, hostile or includes itself.
+    Raises ConfigError for a file that is missing, unreadable, larger than 1 MB or invalid, and for
+    one that includes itself.
     """
     file = file.resolve()
     if file in seen:
         raise ConfigError(f"{file}: `_base_` includes the file itself.")
     try:
         if file.stat().st_size > 1_000_000:
-            raise ConfigError(f"{file}: is larger than 1 MB; this is no configuration file.")
+            raise ConfigError(f"{file}: is larger than 1 MB, so it is not a configuration file.")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}).") from None
@@ -33,7 +34,7 @@ def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and aliases (a few bytes of which fill a disk)."""
+    """SafeLoader that rejects repeated keys, and aliases (a few bytes of them can fill a disk)."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -52,9 +53,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:
-    """A mapping from YAML text; `name` is used in messages. Raises ConfigError."""
+    """Parse YAML text into a mapping; messages contain `name`. Raises ConfigError."""
     try:
-        # _StrictLoader is a SafeLoader: plain types alone.
+        # _StrictLoader is a SafeLoader: it makes plain types only.
         values = yaml.load(text, _StrictLoader)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -62,14 +63,14 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError(f"{name}{where}: is not valid YAML: {problem}.") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{name}: holds no keys and values.")
+        raise ConfigError(f"{name}: must be a mapping of keys and values.")
     return values
 
 
-def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, key by key through nested mappings; lists are replaced."""
-    merged = dict(below)
-    for key, value in above.items():
+def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `overrides`, key by key through nested mappings; lists are replaced."""
+    merged = dict(base)
+    for key, value in overrides.items():
         old = merged.get(key)
         both = isinstance(value, dict) and isinstance(old, dict)
         merged[key] = merge(old or {}, value) if both else value

@@ -1,6 +1,6 @@
-"""A run's record: its files and keys (schema), who holds a cell (owner), reading and writing it."""
+"""Run folders: files and keys (schema), the process that runs a cell (owner), reading, writing."""
 
 from ctta_bench.names import late
 
-# What 0.1.0 offered as `record` and `analysis.folders`.
+# Names of the modules `record` and `analysis.folders` of 0.1.0.
 __getattr__ = late(__name__, "folder", "read", "find")

@@ -1,4 +1,4 @@
-"""Reading very many run folders in one process."""
+"""Garbage collection while one process reads very many run folders."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage collection inside: where objects are made and none goes, it is wasted time."""
+    """Pause garbage collection: it only costs time while many objects are made and none freed."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Run folders below a directory."""
+"""Finding run folders below a directory."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ _OTHER_FOLDERS = {"report", "looking", "logs", "slurm"}
 
 
 def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Folders with a cell.yaml at most three levels down, and stray folders with the reason.
+    """Folders with a cell.yaml at most three levels down; other folders, each with a reason.
 
-    Raises RunError if the directory does not exist. Hidden folders, `report`, `logs` and `slurm`
-    are passed over.
+    Hidden folders and those called `report`, `looking`, `logs` or `slurm` are skipped. Raises
+    RunError if the directory does not exist.
     """
     if not directory.is_dir():
         raise RunError(
-            f"{directory}: no such folder; give the folder of an experiment, e.g. runs/quickstart."
+            f"{directory}: no such folder; name the folder of an experiment, e.g. runs/quickstart."
         )
     if (directory / CELL_FILE).is_file():
         return [directory], []
@@ -31,12 +31,12 @@ def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
 
 
 def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[Path, str]]) -> None:
-    beside_cells = False
+    has_cells = False
     empty = []
     for folder in _subfolders(directory):
         if has_file(folder, CELL_FILE):
             cells.append(folder)
-            beside_cells = True
+            has_cells = True
             continue
         if is_report(folder):
             continue
@@ -46,12 +46,12 @@ def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[P
         elif depth > 1:
             _search(folder, depth - 1, cells, strays)
             empty += [folder] if len(cells) == before else []
-    if beside_cells:  # a folder without cells among experiments is none of our business
+    if has_cells:  # without cells around them, other folders are ignored
         strays += [(folder, f"not a run folder: it holds no {CELL_FILE}") for folder in empty]
 
 
 def _subfolders(directory: Path) -> Iterator[Path]:
-    """Folders that may be cells or hold some, by name. Not by `Path.iterdir`: it asks for each."""
+    """Folders that may be or contain cells, by name. Unlike `Path.iterdir` no stat per entry."""
     with os.scandir(directory) as entries:
         names = sorted(
             entry.name
@@ -65,5 +65,5 @@ def _subfolders(directory: Path) -> Iterator[Path]:
 
 
 def is_report(folder: Path) -> bool:
-    """Whether the folder is one that `ctta-bench report` wrote."""
+    """Whether `ctta-bench report` wrote the folder."""
     return (folder / PAGE_FILE).is_file() and (folder / RESULTS_TABLE_FILE).is_file()

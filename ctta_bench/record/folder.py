@@ -1,6 +1,6 @@
-"""The folder of one cell, and how it is written: no half-written file has a final name.
+"""The folder of one cell, and atomic writes: no half-written file has a final name.
 
-What its files are called and hold: schema.py. Who writes it: owner.py.
+schema.py declares the names and contents of its files; owner.py, which process writes it.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ _SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 @contextlib.contextmanager
 def atomic(path: Path, *, fsync: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the block ends well.
+    """A temporary path next to `path`; it is renamed to `path` if the block raises nothing.
 
-    Not `fsync`: when the content reaches the disk is left to the system. Raises RunError if the
-    disk is full or the folder is not writable.
+    fsync: whether to flush the content to the disk before that. Raises RunError if the disk is full
+    or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -84,7 +84,7 @@ def write_yaml(path: Path, value: Any, *, fsync: bool = True) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Make `directory` and try a file in it. Raises RunError if that fails."""
+    """Create `directory` and write a test file in it. Raises RunError if that fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with atomic(directory / "write-test") as temporary:
@@ -114,14 +114,14 @@ class RunFolder:
         return self.file(RESULT_FILE).is_file()
 
     def result(self) -> ResultRecord:
-        """The stored result. Raises RunError if it is damaged or of a newer schema."""
+        """The content of result.json. Raises RunError if it is damaged or of a newer schema."""
         try:
             result: ResultRecord = json.loads(self.file(RESULT_FILE).read_text("utf-8"))
             version = int(result["schema_version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{self.file(RESULT_FILE)}: is damaged ({error}); delete the folder or run the "
-                "cell again with --force."
+                f"{self.file(RESULT_FILE)}: is damaged ({error}); delete the folder or rerun the "
+                "cell with --force."
             ) from error
         if version > SCHEMA_VERSION:
             raise RunError(
@@ -131,7 +131,7 @@ class RunFolder:
         return result
 
     def check_configuration(self, record: CellRecord) -> None:
-        """Raise RunError if the folder was written by another configuration or a newer schema."""
+        """Raise RunError if the folder has another configuration or a newer schema."""
         file = self.file(CELL_FILE)
         if not file.exists():
             return
@@ -147,20 +147,20 @@ class RunFolder:
             )
         if key := differing_key(stored, record):
             raise RunError(
-                f"{file}: this folder was written by another configuration ({key} differs); "
-                "choose another --out or use --force."
+                f"{file}: this folder belongs to another configuration ({key} differs); choose "
+                "another --out or use --force."
             )
 
     def plan(self, record: CellRecord) -> None:
-        """Lay down cell.yaml of a cell yet to run, so that `status` and `report` know it."""
+        """Write cell.yaml of a planned cell, so that `status` and `report` list it."""
         file = self.file(CELL_FILE)
         if not file.exists() or not file.stat().st_size:
             self.path.mkdir(parents=True, exist_ok=True)
-            # A grid lays down thousands at once; the run itself writes it again, to last.
+            # A grid writes thousands at once; the run itself writes the file again, with fsync.
             write_yaml(file, record, fsync=False)
 
     def clear(self) -> None:
-        """Delete every file that a run leaves, so that it starts anew."""
+        """Delete all files of earlier runs, so that the cell starts from the beginning."""
         for file in [*self.path.glob("*"), *self.path.glob(f"{MODELS_FOLDER}/*")]:
             if file.is_file() and file.name not in OWNER_FILES:
                 file.unlink()
@@ -172,20 +172,20 @@ class RunFolder:
 
     @contextlib.contextmanager
     def recording_failure(self) -> Iterator[None]:
-        """Keep why the block failed or was interrupted, so that `status` can tell.
+        """Record why the block failed or was interrupted, so that `status` can show it.
 
-        The caller still sees the error; an OSError and a `sys.exit` of the code become a RunError.
+        The error is raised again; an OSError and a `sys.exit` become a RunError.
         """
         began = timestamp()
         try:
             yield
         except BusyError:
-            raise  # the cell, or its warm-up, is another's: nothing failed
+            raise  # another process runs the cell or its warm-up: nothing failed
         except KeyboardInterrupt as error:
             self._record_attempt(began, "interrupted", signal=str(error) or "SIGINT")
             raise
         except SystemExit as error:
-            failure = RunError(f"{self.path}: the code ended itself (sys.exit({error.code!r})).")
+            failure = RunError(f"{self.path}: the code called sys.exit({error.code!r}).")
             self._record_failure(began, failure)
             raise failure from error
         except Exception as error:
@@ -207,7 +207,7 @@ class RunFolder:
         self.add_attempt({"outcome": outcome, **facts, **times, **identified(this_process())})
 
     def attempts(self) -> list[AttemptRecord]:
-        """The attempts that did not end well, oldest first; [] if there are none to read."""
+        """The failed, interrupted and lost attempts, oldest first; [] if none can be read."""
         try:
             attempts = json.loads(self.file(ATTEMPTS_FILE).read_text("utf-8"))
         except (OSError, ValueError):
@@ -215,14 +215,14 @@ class RunFolder:
         return attempts if isinstance(attempts, list) else []
 
     def add_attempt(self, attempt: Mapping[str, Any]) -> None:
-        """Add one to attempts.json, with how many batches it left; a full disk only forgets it."""
+        """Add an attempt to attempts.json, with its number of batches; a full disk is no error."""
         with contextlib.suppress(OSError, RunError):
             lines = self.file(BATCHES_FILE)
             done = lines.read_bytes().count(b"\n") if lines.exists() else 0
             write_json(self.file(ATTEMPTS_FILE), [*self.attempts(), {**attempt, "batches": done}])
 
     def write_failure(self, error: BaseException) -> None:
-        """Keep why this attempt failed."""
+        """Write failed.json: why this attempt failed."""
         failure: FailureRecord = {
             "reason": _first_line(error),
             "type": type(error).__name__,
@@ -231,13 +231,13 @@ class RunFolder:
         write_json(self.file(FAILURE_FILE), failure)
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write arrays to a .npz, atomically and to the same bytes for the same arrays."""
+        """Write arrays to a .npz, atomically; the same arrays give the same bytes."""
         with (
             atomic(self.file(name)) as temporary,
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
             for key, values in arrays.items():
-                # A fixed date: numpy's own savez would stamp the time of writing.
+                # A fixed date: numpy's savez would store the time of writing.
                 info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 info.compress_type = zipfile.ZIP_DEFLATED
                 with archive.open(info, "w") as entry:
@@ -245,10 +245,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def work(self, record: CellRecord, *, force: bool = False) -> Iterator[Heartbeat | None]:
-        """Hold the folder for an attempt at what `record` describes; None if it is done already.
+        """Lock the folder for an attempt at the cell or warm-up of `record`; None if it is done.
 
-        With `force` it starts anew. A failure of the block is noted. Raises RunError for a folder
-        of another configuration or that cannot be written, BusyError if another process has it.
+        force: delete earlier results first. A failure of the block is recorded. Raises RunError if
+        the folder belongs to another configuration or cannot be written, BusyError if another
+        process runs the cell.
         """
         check_writable(self.path)
         with self.locked() as heartbeat:
@@ -265,19 +266,20 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Heartbeat]:
-        """Hold the cell; only one process writes it. Raises BusyError if another one has it.
+        """Lock the cell for this process. Raises BusyError if another process runs it.
 
-        A cell whose owner is dead is taken over, with a line in the log and in attempts.json.
+        If its owner is dead, this process takes the cell over and records that in log.txt and
+        attempts.json.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        # The empty lock file stays: deleting it would let two processes hold two files of its name.
+        # The empty lock file stays: after a deletion two processes could lock two different files.
         lock = FileLock(self.file(LOCK_FILE))
         try:
             lock.acquire(timeout=0)
         except Timeout:
             raise BusyError(f"{self.path}: {self._owner()} is running this cell.") from None
         except NotImplementedError:
-            pass  # a file system without locks: the owner's file is all there is
+            pass  # a file system without locks: only the owner's file protects the cell
         except OSError as error:
             raise RunError(f"{self.path}: cannot be locked ({error.strerror}).") from error
         heartbeat = Heartbeat(self.file(OWNER_FILE))
@@ -293,7 +295,7 @@ class RunFolder:
         if owner is not None:
             if not is_abandoned(heartbeat.path, owner):
                 raise BusyError(f"{self.path}: {describe(owner)} is running this cell.")
-            self.append_log(f"taken over from {describe(owner)}, which is dead")
+            self.append_log(f"taken over from {describe(owner)}, which no longer runs")
             self.add_attempt({"outcome": "lost", "ended": timestamp(), **identified(owner)})
             heartbeat.path.unlink(missing_ok=True)
         try:
@@ -314,5 +316,5 @@ def _first_line(error: BaseException) -> str:
 
 
 def timestamp() -> str:
-    """The time now, ISO 8601 in UTC."""
+    """The current time, ISO 8601 in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

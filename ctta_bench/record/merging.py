@@ -1,4 +1,4 @@
-"""Folders of runs into one, as from several clusters: what contradicts is refused, all at once."""
+"""Merging folders of runs, such as those of several clusters; conflicts are reported together."""
 
 import contextlib
 import json
@@ -28,16 +28,16 @@ _DEPTH = 3
 
 @dataclass
 class Merge:
-    """What merging does with the cells of the second folder."""
+    """What a merge does with the cells of the second folder; paths are relative to it."""
 
-    new: list[Path] = field(default_factory=list)  # to be copied, relative to the folder
-    finished: list[Path] = field(default_factory=list)  # done there, and not here: replaced
-    same: list[Path] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)
+    new: list[Path] = field(default_factory=list)  # not in the first folder: copied
+    finished: list[Path] = field(default_factory=list)  # done only in the second folder: replaced
+    same: list[Path] = field(default_factory=list)  # left as they are
+    conflicts: list[str] = field(default_factory=list)  # sentences
 
 
 def compare(target: Path, other: Path) -> Merge:
-    """What merging `other` into `target` would do. Raises RunError for a missing folder."""
+    """What `merge_into` would do. Raises RunError for a missing folder."""
     for folder in (target, other):
         if not folder.is_dir():
             raise RunError(f"{folder}: no such folder of runs.")
@@ -50,9 +50,9 @@ def compare(target: Path, other: Path) -> Merge:
 
 
 def merge_into(target: Path, other: Path) -> Merge:
-    """Copy the cells of `other` that `target` lacks, or has unfinished, into it.
+    """Copy cells of `other` into `target` that are missing or unfinished there.
 
-    Raises RunError that lists every cell that contradicts; then nothing was copied.
+    Raises RunError with a list of all conflicts; nothing is copied then.
     """
     merge = compare(target, other)
     if merge.conflicts:
@@ -79,18 +79,18 @@ def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
     ours, theirs = target / cell, other / cell
     try:
         if is_owned(theirs) or is_owned(ours):
-            merge.conflicts.append(f"{cell}: is being run.")
+            merge.conflicts.append(f"{cell}: is running; wait until it ends.")
         elif not ours.exists():
             _read(theirs)
             merge.new.append(cell)
         elif identity(_read(ours)) != identity(_read(theirs)):
-            merge.conflicts.append(f"{cell}: another configuration under the same name.")
+            merge.conflicts.append(f"{cell}: has another configuration under the same name.")
         elif not (theirs / RESULT_FILE).is_file():
-            merge.same.append(cell)  # nothing there that is not here
+            merge.same.append(cell)  # the second folder has no result to add
         elif not (ours / RESULT_FILE).is_file():
             merge.finished.append(cell)
         elif _numbers(ours) != _numbers(theirs):
-            merge.conflicts.append(f"{cell}: both are done, with other numbers.")
+            merge.conflicts.append(f"{cell}: is done in both folders, with different results.")
         else:
             merge.same.append(cell)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -104,7 +104,7 @@ def _read(cell: Path) -> dict[str, Any]:
 
 
 def _numbers(cell: Path) -> tuple[Any, bytes]:
-    """What a finished cell says, apart from times."""
+    """The result and predictions of a finished cell, without times."""
     result = json.loads((cell / RESULT_FILE).read_text("utf-8"))
     for place in (result, result.get("cost", {})):
         for key in TIMES:
@@ -114,7 +114,7 @@ def _numbers(cell: Path) -> tuple[Any, bytes]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the plain files of a cell; it takes its name when it is whole."""
+    """Copy the plain files of a cell to a temporary folder, then rename it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=".merge-", dir=target.parent))
     try:

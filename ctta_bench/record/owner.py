@@ -1,10 +1,10 @@
-"""Who writes a cell: one process, known by a file that it renews while it lives.
+"""The owner of a cell: the one process that writes it. It renews a file as long as it lives.
 
-A lock of the system goes away with its process, but on network file systems it may hold on one
-host alone, or not at all. So the owner stands in a file beside it, with a heartbeat. An owner is
-taken for dead when its host says so, or when the file has not changed for long: by the clock of
-the file system, which both sides share, and by watching it, so that no clock that jumps ends a
-living run.
+A lock of the system is released when its process ends, but on network file systems it may work
+within one host only, or not at all. So a file next to the lock names the owner, with a heartbeat.
+An owner counts as dead if its host confirms it, or if the file has not changed for a long time.
+That time is measured by the clock of the file system, which both sides share, and by watching the
+file, so that a clock that jumps does not end a living run.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from ctta_bench.record.schema import OWNER_FILE, OwnerRecord, ProcessRecord
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # six heartbeats missed
-WATCH_SECONDS = 15.0  # how long a file that looks stale is watched before it is believed
+WATCH_SECONDS = 15.0  # how long a stale file is watched before its owner counts as dead
 
 
 class BusyError(RunError):
-    """Another process has the cell; nothing is wrong with it."""
+    """Another process runs the cell; nothing failed."""
 
 
 def this_process() -> ProcessRecord:
-    """What tells this process from all others, now and later: host, pid, its start, its job."""
+    """What identifies this process, also after its end: host, pid, start time, job."""
     job = os.environ.get("SLURM_ARRAY_JOB_ID")
     job = (
         f"{job}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if job else os.environ.get("SLURM_JOB_ID")
@@ -48,9 +48,9 @@ def this_process() -> ProcessRecord:
 
 
 def start_ticks(pid: int) -> str | None:
-    """When a process of this host began, in the kernel's ticks; None if there is none, or no /proc.
+    """When a process of this host started, in ticks of the kernel; None without process or /proc.
 
-    With the pid it names a process for good: pids are used again.
+    Pids are reused; pid and start time together identify a process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
@@ -60,7 +60,7 @@ def start_ticks(pid: int) -> str | None:
 
 
 def _process_table() -> str:
-    """Names what pids count in: containers of one host name have their own."""
+    """The pid namespace: containers with the same host name have different ones."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -68,7 +68,7 @@ def _process_table() -> str:
 
 
 def is_dead(owner: Mapping[str, Any]) -> bool | None:
-    """Whether a process has ended; None where this host cannot know."""
+    """Whether a process has ended; None if this host cannot find out."""
     if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
         return None
     if owner.get("processes") != _process_table():
@@ -84,12 +84,12 @@ def is_dead(owner: Mapping[str, Any]) -> bool | None:
 
 
 def identified(process: Mapping[str, Any]) -> dict[str, Any]:
-    """Host, pid and job of a process, as far as they are known."""
+    """Host, pid and job of a process; None for unknown values."""
     return {key: process.get(key) for key in ("host", "pid", "job")}
 
 
 def describe(owner: Mapping[str, Any]) -> str:
-    """`process 12 on node1 (job 7_0)`, as far as it is known."""
+    """`process 12 on node1 (job 7_0)`, or less if not all is known."""
     if "pid" not in owner:
         return "another process"
     job = f" (job {owner['job']})" if owner.get("job") else ""
@@ -97,7 +97,7 @@ def describe(owner: Mapping[str, Any]) -> str:
 
 
 def read_owner(file: Path) -> dict[str, Any] | None:
-    """What an owner's file says; {} if it cannot be read, None if there is none."""
+    """The content of an owner's file; {} if it cannot be read, None if it does not exist."""
     try:
         owner = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
@@ -108,9 +108,9 @@ def read_owner(file: Path) -> dict[str, Any] | None:
 
 
 class FileClock:
-    """The clock of a folder's file system, read at most once; ours where we may not write.
+    """The clock of a folder's file system, read at most once; the host's if we cannot write there.
 
-    The signs of life of a cell are compared with this clock alone: hosts' clocks differ.
+    Heartbeats are compared with this clock only, because the clocks of hosts differ.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class FileClock:
 
     @cached_property
     def _ahead(self) -> float:
-        """Of the clock that cannot jump, in seconds."""
+        """Seconds that the file system's clock is ahead of the monotonic clock."""
         try:
             with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".clock") as file:
                 file.write(b".")
@@ -133,7 +133,7 @@ class FileClock:
         return self._ahead + time.monotonic()
 
     def age_of(self, file: Path) -> float:
-        """Seconds since a file was written; 0 if it is gone."""
+        """Seconds since a file was written; 0 if it does not exist."""
         try:
             return self.now - file.stat().st_mtime
         except FileNotFoundError:
@@ -141,9 +141,9 @@ class FileClock:
 
 
 def is_stale(file: Path, clock: FileClock) -> bool | None:
-    """Whether an owner's file has not been renewed for long; None where its time is no help.
+    """Whether an owner's file was not renewed for `STALE_SECONDS`; None if its time is unusable.
 
-    That of a file from the future, as after a clock that jumped.
+    The time of a file is unusable if it lies in the future, as after a clock that jumped.
     """
     age = clock.age_of(file)
     return None if age <= -STALE_SECONDS else age >= STALE_SECONDS
@@ -161,23 +161,23 @@ def seems_owned(cell: Path, clock: FileClock) -> bool:
 
 
 def is_abandoned(file: Path, owner: Mapping[str, Any]) -> bool:
-    """Whether the owner of a file lives no more; watches a file that looks old."""
+    """Whether the owner of a file is dead; watches the file if it looks old."""
     dead = is_dead(owner)
     if dead is not None:
         return dead
     stale = is_stale(file, FileClock(file.parent))
-    # A file from the future has to miss as many heartbeats as make one old.
+    # A file from the future must stay unchanged as long as it takes to become stale.
     return stale is not False and _stays_unchanged(file, WATCH_SECONDS if stale else STALE_SECONDS)
 
 
 def is_owned(cell: Path) -> bool:
-    """Whether a living process has the cell of a folder."""
+    """Whether a living process runs the cell of a folder."""
     owner = read_owner(cell / OWNER_FILE)
     return owner is not None and not is_abandoned(cell / OWNER_FILE, owner)
 
 
 def _stays_unchanged(file: Path, seconds: float) -> bool:
-    """Whether a file stays as it is for some time."""
+    """Whether a file stays unchanged for some time."""
     before, end = _stamp(file), time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(min(0.5, seconds))
@@ -195,7 +195,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 class Heartbeat:
-    """Tells others that the owner of a cell lives: a thread renews the owner's file."""
+    """Shows other processes that the owner of a cell lives: a thread renews the owner's file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -207,13 +207,13 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
 
     def start(self) -> None:
-        """Make the file and begin to renew it. Raises FileExistsError if there is one."""
+        """Create the file and start to renew it. Raises FileExistsError if it exists."""
         with self.path.open("x", encoding="utf-8") as file:
             json.dump(self._owner(), file)
         self._thread.start()
 
     def stop(self) -> None:
-        """End renewing, and remove the file if it is still ours."""
+        """Stop renewing, and remove the file if it is still ours."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -221,13 +221,13 @@ class Heartbeat:
             self.path.unlink(missing_ok=True)
 
     def beat(self) -> None:
-        """Raise RunError if another process has taken the cell over, as from one that hung."""
+        """Raise BusyError if another process has taken the cell over, because this one hung."""
         if not self._lost and time.monotonic() - self._checked > 3 * HEARTBEAT_SECONDS:
-            self._renew()  # the thread has slept with the process
+            self._renew()  # the whole process was suspended, and the thread with it
         if self._lost:
             raise BusyError(
-                f"{self.path.parent}: {describe(read_owner(self.path) or {})} has taken this cell "
-                "over while this process hung."
+                f"{self.path.parent}: {describe(read_owner(self.path) or {})} took this cell over "
+                "while this process hung."
             )
 
     def _renew_until_stopped(self) -> None:
@@ -240,7 +240,7 @@ class Heartbeat:
             self._lost = self._lost or self.path.exists()
             return
         temporary = self.path.with_name(f".{self.path.name}.{self._token}.tmp")
-        # A full disk stops the run where it writes results; here it only delays a sign of life.
+        # A full disk stops the run when it writes results; here it only delays a heartbeat.
         with contextlib.suppress(OSError):
             temporary.write_text(json.dumps(self._owner()), encoding="utf-8")
             temporary.replace(self.path)

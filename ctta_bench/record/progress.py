@@ -1,4 +1,4 @@
-"""How far a cell has come, from the files of its folder alone."""
+"""The state and progress of a cell, from the files of its folder."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ _TAIL_BYTES = 8192  # many times the longest line of batches.jsonl
 
 
 class Progress(NamedTuple):
-    """How far a cell has come. `total` is None where the cell does not know its length.
+    """State of a cell, with its number of finished batches (`done`) and of all batches (`total`).
 
-    `first` if no attempt before this one ended badly; `changed`: when its batches were last
-    written, seconds since 1970.
+    total: None if not known. first: whether no earlier attempt failed or was interrupted. changed:
+    when batches were last written, seconds since 1970.
     """
 
     state: str
@@ -37,13 +37,13 @@ class Progress(NamedTuple):
 
 
 def progress(folder: Path, total: int | None, clock: FileClock | None = None) -> Progress:
-    """State of a cell from its files alone; `total` is its number of batches where known.
+    """Progress of a cell from its files; `total` is its number of batches, None if not known.
 
-    clock: that of the folder's file system, shared by cells that are asked for at once.
+    clock: that of the folder's file system; pass the same one for many cells.
     """
     if has_file(folder, RESULT_FILE):
         return Progress("done", total, total, "", not has_file(folder, ATTEMPTS_FILE))
-    with os.scandir(folder) as entries:  # one look instead of many
+    with os.scandir(folder) as entries:  # one call instead of one per file
         files = {entry.name for entry in entries}
     first = ATTEMPTS_FILE not in files
     lines = folder / BATCHES_FILE
@@ -59,9 +59,9 @@ def progress(folder: Path, total: int | None, clock: FileClock | None = None) ->
 
 
 def batches_done(path: Path) -> int:
-    """Number of batches in a batches.jsonl, from its last whole line: a torn line does not count.
+    """Number of batches in a batches.jsonl, from its last complete line.
 
-    The lines are numbered, so that the file's end is enough however long the stream is.
+    Lines are numbered, so the end of the file is enough for a stream of any length.
     """
     for line in _last_lines(path):
         try:
@@ -72,7 +72,7 @@ def batches_done(path: Path) -> int:
 
 
 def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines, from the end."""
+    """The last complete lines of a file of JSON lines, latest first."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -81,14 +81,14 @@ def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # torn, or cut at the start
+        with contextlib.suppress(ValueError):  # incomplete
             value = json.loads(line)
             if isinstance(value, dict):
                 yield value
 
 
 def remaining_seconds(folder: Path, state: Progress) -> float | None:
-    """How long a cell still takes at the pace of its last batches; None where not known."""
+    """Seconds that a cell still needs at the speed of its last batches; None if not known."""
     spent = [line["ms"] for line in _last_lines(folder / BATCHES_FILE) if "ms" in line]
     if not spent or state.total is None or state.done is None:
         return None
@@ -96,7 +96,7 @@ def remaining_seconds(folder: Path, state: Progress) -> float | None:
 
 
 def attempts(folder: Path) -> tuple[int, str]:
-    """Which attempt the present one is, from 1, and the last signal that interrupted one."""
+    """Number of the current attempt, from 1, and the last signal that interrupted one."""
     try:
         before = json.loads((folder / ATTEMPTS_FILE).read_text("utf-8"))
         signals = [str(attempt.get("signal") or "") for attempt in before]

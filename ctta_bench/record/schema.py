@@ -1,7 +1,7 @@
-"""What a run leaves on disk: names of files, version, types, and which keys decide its numbers.
+"""Files of a run folder: names, schema version, types, and the keys that decide its results.
 
-A run folder holds one cell, or the warm-up that cells start from. No other module spells a name of
-a file or lists keys of a record. Only the standard library is needed here.
+A run folder contains one cell, or a warm-up that cells start from. Names of files and keys of
+records are declared only here. This module imports only the standard library.
 """
 
 import hashlib
@@ -15,24 +15,24 @@ SCHEMA_VERSION = 1
 # -- files of a run folder
 
 CELL_FILE = "cell.yaml"  # the resolved configuration: a CellRecord
-BATCHES_FILE = "batches.jsonl"  # a BatchLine a batch, appended; of a warm-up a line an update
+BATCHES_FILE = "batches.jsonl"  # one BatchLine per batch; in a warm-up one line per update
 PREDICTIONS_FILE = "predictions.npz"  # per image, in stream order
-PICTURES_FILE = "pictures.npz"  # of segmentation: a few images with labels and predictions
-RESULT_FILE = "result.json"  # a ResultRecord, written last; its presence means done
+PICTURES_FILE = "pictures.npz"  # segmentation: a few images with labels and predictions
+RESULT_FILE = "result.json"  # a ResultRecord, written last; if it exists, the cell is done
 ENVIRONMENT_FILE = "env.json"  # versions, device, time
 STATE_FILE = "state.pt"  # newest checkpoint
-PREVIOUS_STATE_FILE = "state.previous.pt"  # the one before; both are removed when done
-MODELS_FOLDER = "models"  # adapted networks, if they are asked for (run/export.py)
-LEARNT_FILE = "warmup.safetensors"  # of a warm-up: what was learnt
+PREVIOUS_STATE_FILE = "state.previous.pt"  # checkpoint before it; both are deleted when done
+MODELS_FOLDER = "models"  # adapted networks, if requested (run/export.py)
+LEARNT_FILE = "warmup.safetensors"  # warm-up: the learnt tensors
 FAILURE_FILE = "failed.json"  # a FailureRecord: why the last attempt failed
-ATTEMPTS_FILE = "attempts.json"  # the attempts that did not end well, each an AttemptRecord
-LOG_FILE = "log.txt"  # what was said
+ATTEMPTS_FILE = "attempts.json"  # failed, interrupted and lost attempts, each an AttemptRecord
+LOG_FILE = "log.txt"  # messages
 LOCK_FILE = ".lock"  # locked by the process that writes
-OWNER_FILE = "cell.lock.json"  # who that is, an OwnerRecord, renewed while it lives
+OWNER_FILE = "cell.lock.json"  # that process, an OwnerRecord, renewed while it lives
 
 STATE_FILES = (STATE_FILE, PREVIOUS_STATE_FILE)
-OWNER_FILES = (LOCK_FILE, OWNER_FILE)  # of the process that writes, not of what it writes
-# A folder that has one of these without a CELL_FILE was a run folder.
+OWNER_FILES = (LOCK_FILE, OWNER_FILE)  # describe the process that writes, not results
+# A folder with one of these but no CELL_FILE is a damaged run folder.
 SIGNS_OF_A_RUN = (BATCHES_FILE, PREDICTIONS_FILE, RESULT_FILE, ENVIRONMENT_FILE, STATE_FILE)
 
 # -- files of a report (`ctta-bench report`)
@@ -42,45 +42,45 @@ RESULTS_TABLE_FILE = "results.csv"
 
 # -- files that `ctta-bench cost` writes
 
-COST = "cost"  # their `kind`
+COST = "cost"  # value of their key `kind`
 COST_SCHEMA_VERSION = 1
 
 # -- keys
 
-WARM_UP = "warm-up"  # the `kind` of a record that is no cell's
+WARM_UP = "warm-up"  # the `kind` in the record of a warm-up
 NAMES = ("id", "experiment")  # keys of a CellRecord that only name it
-ADDED = ("num_batches", "notes", "norm_statistics")  # and those that the run itself adds
-TIMES = ("seconds", "images_per_second", "peak_memory_mb")  # of a result: no two runs have the same
+ADDED = ("num_batches", "notes", "norm_statistics")  # keys that the run itself adds
+TIMES = ("seconds", "images_per_second", "peak_memory_mb")  # of a result; they differ per run
 
 
 def deciding_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a cell or a warm-up, of its record."""
+    """The values of a record that decide the results of the cell or warm-up."""
     found = {key: value for key, value in record.items() if key not in (*NAMES, *ADDED)}
     found["method"] = {k: v for k, v in record["method"].items() if k != "preset"}
     return found
 
 
 def identity(record: Mapping[str, Any]) -> str:
-    """SHA-256 of everything in a cell's record that decides its numbers."""
+    """SHA-256 of the values of a record that decide the results."""
     text = json.dumps(deciding_values(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def warmup_facts(record: Mapping[str, Any]) -> str:
-    """What decides a warm-up, as the text that stands in the file of what was learnt."""
+    """The values that decide a warm-up, as the text stored in LEARNT_FILE."""
     kept = {key: value for key, value in deciding_values(record).items() if key != "schema_version"}
     return json.dumps(kept, sort_keys=True)
 
 
 def differing_key(stored: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """The first key of `record` that a stored record has otherwise; None: it's the same cell."""
+    """The first key of `record` with another value in a stored record; None for the same cell."""
     return next(
         (key for key in record if key != "experiment" and stored.get(key) != record[key]), None
     )
 
 
 def cell_id(record: Mapping[str, Any]) -> str:
-    """Method, preset, benchmark, setting, model and seed in words, then the hash of all."""
+    """Method, preset, benchmark, setting, model and seed as text, then 8 digits of the identity."""
     method, benchmark = record["method"], record["benchmark"]
     words = [method["name"]]
     if method["preset"] != "default":
@@ -95,11 +95,11 @@ def cell_id(record: Mapping[str, Any]) -> str:
 
 
 def slug_of(*words: str) -> str:
-    """Words as the readable part of a folder's name, at most 111 characters."""
+    """The readable start of a folder's name, made of words; at most 111 characters."""
     return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word)[:32] for word in words)[:111]
 
 
-# -- records. Classes of optional keys come after those of the keys that are always there.
+# -- records. A class of required keys comes first; the class with the optional keys inherits it.
 
 
 class _MethodKeys(TypedDict):
@@ -108,10 +108,10 @@ class _MethodKeys(TypedDict):
 
 
 class MethodRecord(_MethodKeys, total=False):
-    """The method of a cell; the presets and windows of a stream are not in a warm-up's."""
+    """The method of a cell or a warm-up; the record of a warm-up has only the required keys."""
 
     preset: str
-    window: int  # images a window of single-sample streams, 0: off
+    window: int  # images per window of streams with batches of one image, 0: off
 
 
 class _BenchmarkKeys(TypedDict):
@@ -120,20 +120,20 @@ class _BenchmarkKeys(TypedDict):
 
 
 class BenchmarkRecord(_BenchmarkKeys, total=False):
-    """The stream of a cell: these, and whatever settings and facts a benchmark has of its own."""
+    """The stream of a cell: these keys, and further settings and facts of the benchmark."""
 
     task: str
     setting: str
     domains: list[str]
     rounds: int
     batch_size: int
-    examples: int | None  # images of each domain
+    examples: int | None  # images per domain
     severity: int
     severities: list[int]
 
 
 class ModelRecord(TypedDict):
-    """The source model: its name and the fingerprint of its weights."""
+    """The source model: its name and the SHA-256 of its weights."""
 
     name: str
     sha256: str
@@ -152,11 +152,11 @@ class _CellKeys(TypedDict):
 
 
 class CellRecord(_CellKeys, total=False):
-    """cell.yaml: everything that decides a cell's numbers, and its names."""
+    """cell.yaml: everything that decides a cell's results, and its names."""
 
-    kind: str  # WARM_UP; cells have none
-    warmup: str  # the id of the warm-up that it starts from
-    adapt: bool  # False: the model is scored as it is before the stream
+    kind: str  # WARM_UP in the record of a warm-up; cells have no such key
+    warmup: str  # the id of the warm-up that the cell starts from
+    adapt: bool  # False: the model is scored without adaptation
     num_batches: int
     notes: list[str]
     norm_statistics: str
@@ -173,10 +173,10 @@ class _BatchKeys(TypedDict):
 class BatchLine(_BatchKeys, total=False):
     """A line of batches.jsonl."""
 
-    pixels: int  # of segmentation: those with a label
+    pixels: int  # segmentation: pixels with a label
     loss: float | None
     ms: float
-    skipped: int  # updates
+    skipped: int  # skipped updates
     resets: int
 
 
@@ -187,9 +187,9 @@ class _RoundKeys(TypedDict):
 
 
 class RoundRecord(_RoundKeys, total=False):
-    """What a round of the stream scored."""
+    """The scores of one round of the stream."""
 
-    severities: list[dict[str, Any]]  # `severity`, `n`, `mean` of each, where there are several
+    severities: list[dict[str, Any]]  # `severity`, `n`, `mean` of each, if there are several
 
 
 class _CostKeys(TypedDict):
@@ -203,13 +203,13 @@ class _CostKeys(TypedDict):
 
 
 class CostRecord(_CostKeys, total=False):
-    """What a cell took."""
+    """The cost of a cell."""
 
     trainable_tensors: dict[str, int]
 
 
 class ProbeRecord(TypedDict):
-    """The accuracy in % on source images after so many batches; no place before the first."""
+    """Accuracy in % on source images after `batches` batches; round and domain None before them."""
 
     batches: int
     round: int | None
@@ -259,17 +259,17 @@ class WarmupResult(TypedDict):
 
 
 class ProcessRecord(TypedDict):
-    """What tells a process from all others, now and later."""
+    """What identifies a process, also after its end."""
 
     host: str
     pid: int
-    born: str | None  # when it began, in the kernel's ticks
-    processes: str  # names what pids count in
+    born: str | None  # start time in ticks of the kernel
+    processes: str  # the pid namespace
     job: str | None
 
 
 class OwnerRecord(ProcessRecord):
-    """cell.lock.json. Times are seconds since 1970 by the owner's clock: for people to read."""
+    """cell.lock.json. Times are seconds since 1970 by the owner's clock, for people to read."""
 
     token: str
     started: float
@@ -293,9 +293,9 @@ class _AttemptKeys(TypedDict):
 
 
 class AttemptRecord(_AttemptKeys, total=False):
-    """An attempt that did not end well."""
+    """An attempt that failed, was interrupted, or whose process was lost."""
 
     began: str
     signal: str
     reason: str
-    batches: int  # that stood in batches.jsonl then
+    batches: int  # lines of batches.jsonl at its end

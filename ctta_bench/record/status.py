@@ -1,4 +1,4 @@
-"""Which cells of a folder are done, running, failed or incomplete, from the folders alone."""
+"""Status of all cells below a directory (done, running, failed, incomplete), from their files."""
 
 import re
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ from ctta_bench.record.schema import CELL_FILE
 
 
 class StatusRow(NamedTuple):
-    """One cell. `done` and `total` count batches; None where not known.
+    """Status of one cell.
 
-    `attempt` counts from 1, `signal` is the last that interrupted it, `changed` when its batches
-    were last written (seconds since 1970), `eta_seconds` how long a running one still takes.
+    done, total: numbers of batches; None if not known. attempt: from 1. signal: the last that
+    interrupted it. changed: when its batches were last written, seconds since 1970. eta_seconds:
+    expected time until a running cell ends.
     """
 
     experiment: str
@@ -38,15 +39,15 @@ class StatusRow(NamedTuple):
 
     @property
     def progress(self) -> str:
-        """`12/40`, `12` where the length is not known, or nothing."""
+        """`12/40`, `12` if the length is not known, or ""."""
         return "/".join(str(count) for count in (self.done, self.total) if count is not None)
 
 
 def status(directory: Path) -> list[StatusRow]:
-    """One row per cell below the directory, in the order of the folders' names.
+    """One row per cell below the directory, sorted by experiment and cell.
 
-    Stray folders without a cell.yaml and unreadable cells are rows of state `incomplete` too, so
-    that none is overlooked. Raises RunError if the directory does not exist.
+    Folders without a cell.yaml and unreadable cells are rows of state `incomplete`, so that none is
+    overlooked. Raises RunError if the directory does not exist.
     """
     cells, strays = find_cells(directory)
     clock = FileClock(directory)
@@ -80,7 +81,7 @@ def _row(folder: Path, clock: FileClock) -> StatusRow:
 
 
 class _CellFacts(NamedTuple):
-    """What a row takes from cell.yaml."""
+    """The values of cell.yaml that a row contains."""
 
     experiment: str
     method: str
@@ -90,12 +91,12 @@ class _CellFacts(NamedTuple):
 
 
 def _cell_facts(folder: Path) -> _CellFacts:
-    """From cell.yaml, by its lines: parsing 100,000 of them would take minutes.
+    """Read the values from the lines of cell.yaml: parsing 100,000 files would take minutes.
 
-    A file that is not laid out as our own writer does it is parsed.
+    A file in another layout than that of our own writer is parsed.
     """
     try:
-        with FileIO(f"{folder}/{CELL_FILE}") as file:  # thousands are read
+        with FileIO(f"{folder}/{CELL_FILE}") as file:  # fast, for thousands of files
             text = file.readall().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableCellError(f"{CELL_FILE} cannot be read ({type(error).__name__})") from error
@@ -116,7 +117,7 @@ _PLAIN = re.compile(r"[\w./-]+")
 
 
 def _plain_values(text: str) -> list[str]:
-    """The plain scalars that stand after the keys of a file; "" where there is none."""
+    """The plain scalars after `_KEYS` in a file; "" for a key without one."""
     found = []
     for key in _KEYS:
         start = text.find(key)
@@ -150,10 +151,10 @@ def _number(text: Any) -> int | None:
 
 
 def _parsed_texts(text: str) -> dict[str, Any]:
-    """A cell.yaml with every scalar as text.
+    """The content of a cell.yaml with every scalar as text.
 
-    Built from the parser's events: three times as fast as `yaml.safe_load`. An alias is None; no
-    key used here has one.
+    Built from the parser's events, three times as fast as `yaml.safe_load`. An alias becomes None;
+    no key used here has one.
     """
     try:
         events = yaml.parse(text, Loader=YAML_LOADER)

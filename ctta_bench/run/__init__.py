@@ -1,1 +1,1 @@
-"""One cell from its configuration to its record: open, prepare, run the stream, save."""
+"""Running one cell: open it, prepare it, run its stream, save its results."""

@@ -1,21 +1,22 @@
-"""Settings of the memory allocator: what a process does with blocks that it freed."""
+"""Settings of the memory allocator: whether a process reuses freed memory."""
 
 import ctypes
 import functools
 import os
 import sys
 
-# Of glibc's malloc.h.
+# Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 @functools.cache
 def reuse_freed_memory() -> bool:
-    """Let this process use blocks again that it freed, whatever their size; whether it does now.
+    """Let this process reuse freed blocks of any size; returns whether that is set.
 
-    The GNU C library maps each block above 32 MB anew, and the system clears it page by page: with
-    the activations of large batches on a CPU, in every layer of every step. Elsewhere nothing is
-    changed, nor where the user has set a variable MALLOC_... that says how it should be.
+    By default the GNU C library requests each block above 32 MB from the system, which clears it
+    page by page: on a CPU with large batches that happens for the activations of every layer in
+    every step. Nothing is changed with other C libraries, or if the user has set a variable
+    MALLOC_... .
     """
     if not sys.platform.startswith("linux") or any(k.startswith("MALLOC_") for k in os.environ):
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints of a running cell: when they are due, what they hold, how a run goes on."""
+"""Checkpoints of a running cell: when they are written, their content, and how a run resumes."""
 
 import io
 import re
@@ -30,17 +30,17 @@ from ctta_bench.scoring.classification import ErrorScorer
 from ctta_bench.stream import Stream
 
 Found = TypeVar("Found")
-# Ctrl-C, a polite kill, and the two that schedulers send before a time-out or a pre-emption.
+# Ctrl-C, kill, and the two signals that schedulers send before a time-out or a pre-emption.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULT_INTERVAL = "20s"
 
-# What reading a cut-off or overwritten checkpoint can raise.
+# Errors that reading an incomplete or overwritten checkpoint can raise.
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
 
 
 @dataclass
 class Progress:
-    """What was scored so far: per-image arrays, batch lines, frames, source probes, time spent."""
+    """Results so far: per-image arrays, batch lines, pictures, forgetting probes, seconds spent."""
 
     scorer: Scorer = field(default_factory=ErrorScorer)
     arrays: list[Arrays] = field(default_factory=list)
@@ -50,10 +50,10 @@ class Progress:
     probes: list[ProbeRecord] = field(default_factory=list)
 
     def concatenated(self) -> Arrays:
-        """All per-image arrays, each in stream order.
+        """The per-image arrays of all batches, concatenated in stream order.
 
-        A measure that not every batch has, of a plug-in that was not loaded before or after a
-        checkpoint, is none of them.
+        An array that some batches lack is left out: it is a measure of a plug-in that was loaded
+        only before or only after a checkpoint.
         """
         first, *others = self.arrays
         names = [name for name in first if all(name in arrays for arrays in others)]
@@ -61,11 +61,11 @@ class Progress:
 
 
 class DeferredInterrupt:
-    """Ctrl-C, and what schedulers send, waits for the end of the batch, for a whole checkpoint.
+    """Defers Ctrl-C and signals of schedulers to the end of the batch, for a complete checkpoint.
 
-    `signal_name` names the signal, "" before it. A second Ctrl-C ends the run at once, without a
-    checkpoint; schedulers send several signals, or one twice. Outside the main thread signals are
-    left as they are.
+    `signal_name`: the first signal that came, "" before. A second Ctrl-C ends the run at once,
+    without a checkpoint; other repeated signals do not, because schedulers send several. Signal
+    handlers are changed in the main thread only.
     """
 
     def __enter__(self) -> "DeferredInterrupt":
@@ -87,11 +87,11 @@ class DeferredInterrupt:
 
 
 def parse_interval(text: str) -> tuple[float, int | None]:
-    """Seconds between checkpoints, or batches, from `30s` or `50`. Raises ConfigError."""
+    """Parse an interval: `30s` gives (30.0, None), `50` batches (0.0, 50). Raises ConfigError."""
     found = re.fullmatch(r"([1-9]\d{0,8})(s?)", text.strip())
     if found is None:
         raise ConfigError(
-            f"--checkpoint {text!r}: give a number of batches, or of seconds as 30s; 1 or more."
+            f"--checkpoint {text!r}: write a number of batches (50) or of seconds (30s), 1 or more."
         )
     count = int(found[1])
     return (float(count), None) if found[2] else (0.0, count)
@@ -99,7 +99,7 @@ def parse_interval(text: str) -> tuple[float, int | None]:
 
 @dataclass
 class Pace:
-    """When the next checkpoint is due."""
+    """Decides when the next checkpoint is due."""
 
     seconds: float
     batches: int | None
@@ -107,11 +107,11 @@ class Pace:
 
     @classmethod
     def of(cls, interval: str) -> "Pace":
-        """The pace of an interval that `parse_interval` reads."""
+        """The pace of an interval as text; see `parse_interval`."""
         return cls(*parse_interval(interval))
 
     def due(self, batches: int) -> bool:
-        """Whether to write one now, `batches` batches into the stream."""
+        """Whether to write a checkpoint now, after `batches` batches of the stream."""
         if self.batches is not None:
             return batches % self.batches == 0
         if time.monotonic() - self.last < self.seconds:
@@ -121,7 +121,7 @@ class Pace:
 
 
 def save_checkpoint(folder: RunFolder, method: Method, progress: Progress) -> None:
-    """Write state.pt; the one before is kept as state.previous.pt."""
+    """Write state.pt; the checkpoint before it becomes state.previous.pt."""
     if not progress.lines:
         return
     content = {
@@ -144,7 +144,7 @@ def _arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
 
 
 def write_state(folder: RunFolder, content: dict[str, Any]) -> None:
-    """Write state.pt, atomically; the one before is kept as state.previous.pt."""
+    """Write state.pt, atomically; the checkpoint before it becomes state.previous.pt."""
     newest = folder.file(STATE_FILE)
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -161,9 +161,9 @@ def resume(
     loggers: Iterable[Logger] = (),
     scorer: Scorer | None = None,
 ) -> Progress:
-    """Load the newest whole checkpoint into `method`; a damaged one falls back to the one before.
+    """Load the newest intact checkpoint into `method` and report it; returns the results so far.
 
-    Says what it found. With no checkpoint the stream starts again.
+    Without an intact checkpoint the stream starts from the beginning.
     """
 
     progress = Progress(scorer or ErrorScorer())
@@ -179,7 +179,7 @@ def resume(
     if found is None:
         lines = folder.file(BATCHES_FILE)
         if lines.exists() and lines.stat().st_size:
-            say(folder, loggers, "no whole checkpoint: the stream begins anew")
+            say(folder, loggers, "no intact checkpoint: the stream starts from the beginning")
         return progress
     progress, saved = found
     method.load_state_dict(saved)
@@ -190,9 +190,9 @@ def resume(
 def newest_intact(
     folder: RunFolder, read: Callable[[dict[str, Any]], Found], loggers: Iterable[Logger] = ()
 ) -> Found | None:
-    """What `read` makes of the newest checkpoint that is whole, None without one.
+    """`read` applied to the newest intact checkpoint; None if there is none.
 
-    Says which damaged one is left aside.
+    Damaged checkpoints are reported and skipped.
     """
     for name in STATE_FILES:
         file = folder.file(name)
@@ -201,18 +201,18 @@ def newest_intact(
         try:
             return read(torch.load(file, map_location="cpu", weights_only=True))
         except _DAMAGE as error:
-            say(folder, loggers, f"{file}: damaged checkpoint left aside ({type(error).__name__})")
+            say(folder, loggers, f"{file}: damaged checkpoint skipped ({type(error).__name__})")
     return None
 
 
 def delete_checkpoints(folder: RunFolder) -> None:
-    """Delete the checkpoints of what is done."""
+    """Delete the checkpoints of a finished cell or warm-up."""
     for name in STATE_FILES:
         folder.file(name).unlink(missing_ok=True)
 
 
 def say(folder: RunFolder, loggers: Iterable[Logger], message: str) -> None:
-    """Put a sentence into the folder's log and before the user."""
+    """Write a message to the folder's log, and to the loggers for the user."""
     folder.append_log(message)
     for logger in loggers:
         logger.say(f"{folder.path.name}: {message}")

@@ -1,7 +1,7 @@
-"""One cell: prepare, then predict and adapt batch by batch, with checkpoints.
+"""The engine: prepare a cell, then predict and adapt batch by batch, with checkpoints.
 
-The engine knows no method, data set or task by name. It gives the images to the method and the
-labels to the metrics, and nothing else to either.
+The engine has no code for a particular method, data set or task. Methods get only the images,
+metrics only predictions and labels.
 """
 
 import time
@@ -59,10 +59,10 @@ def run_stream(
     after_batch: Callable[[], None] = lambda: None,
     domain_ended: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the rest of the stream: the loop of every benchmark. `workers` load images ahead.
+    """Run the rest of the stream; the same loop for every benchmark.
 
-    `after_batch` is called after each recorded batch, `domain_ended` before the first batch of
-    another domain and before any reset.
+    workers: processes that load images in advance. after_batch: called after each recorded batch.
+    domain_ended: called before the first batch of the next domain, and before its reset.
     """
     names, mixed = stream.domain_names, stream.settings.kind.join == "shuffle"
     dtype = torch.float64 if method.precision == "float64" else torch.float32
@@ -121,11 +121,11 @@ def run_cell(
     *,
     models: Models | None = None,
 ) -> ResultRecord:
-    """Run a cell to its result, or go on where an earlier attempt stopped; a done one is kept.
+    """Run a cell and return its result; resume an interrupted cell, keep a finished one.
 
-    models: those of the process, if it has used, or will use, the same source model elsewhere.
-    Raises the errors of `ctta_bench.errors`; KeyboardInterrupt passes after a checkpoint, and one
-    within the last batch after the result.
+    Example: `run_cell(resolve(request), RunFolder(Path("runs/demo") / cell.id))`. models: cache of
+    source models that cells of one process share. Raises the errors of `ctta_bench.errors`. A
+    KeyboardInterrupt is raised again after a checkpoint, during the last batch after the result.
     """
     options = options or RunOptions()
     reuse_freed_memory()
@@ -137,14 +137,14 @@ def run_cell(
         opened = open_cell(cell, options.device, models)
         with named_failures(opened.workers):
             result, signal_name = _run(opened, folder, options, heartbeat)
-    if signal_name:  # the cell was done by then, what comes after it is not
+    if signal_name:  # this cell is done, but later cells must not start
         raise KeyboardInterrupt(signal_name)
     return result
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A cell that stands before its stream."""
+    """A cell that is ready for its stream."""
 
     method: Method
     stream: Stream
@@ -155,7 +155,7 @@ class _Prepared:
 def _run(
     opened: OpenCell, folder: RunFolder, options: RunOptions, heartbeat: Heartbeat
 ) -> tuple[ResultRecord, str]:
-    """The result of a cell, and the signal that came within its last batch, "" without one."""
+    """The result of a cell, and the signal that came during its last batch, "" without one."""
     loggers = [JsonLines(), *options.loggers]
     prepared = _prepare(opened, folder, loggers, heartbeat)
     method, stream = prepared.method, prepared.stream
@@ -207,7 +207,7 @@ def _run(
 def _prepare(
     opened: OpenCell, folder: RunFolder, loggers: Sequence[Logger], heartbeat: Heartbeat
 ) -> _Prepared:
-    """Make the data, check the model on source images, warm the method up and start it."""
+    """Make missing data, check the model on source images, warm up and start the method."""
 
     def report(what: str, done: int, total: int) -> None:
         for logger in loggers:
@@ -216,7 +216,7 @@ def _prepare(
     cell, stream = opened.cell, opened.stream(report)
     method, accuracy = opened.method(), None
     if not method.learns_labels:
-        # As it came: some methods swap layers, or replace norm statistics, when they are built.
+        # The model as read: some methods swap layers or replace norm statistics when created.
         untouched = opened.model(last=cell.warmup is None)
         accuracy = source_accuracy(opened.benchmark, untouched)
         del untouched
@@ -228,7 +228,7 @@ def _prepare(
 
 
 def _write_configuration(opened: OpenCell, folder: RunFolder, prepared: _Prepared) -> None:
-    """cell.yaml with what preparing has shown, and env.json."""
+    """Write cell.yaml, with the facts known after the preparation, and env.json."""
     shown = {"num_batches": len(prepared.stream), "notes": prepared.notes}
     if (statistics := norm_statistics(prepared.method)) is not None:
         shown["norm_statistics"] = statistics
@@ -251,7 +251,7 @@ def _start_loggers(
 
 
 def _record(cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progress) -> ResultRecord:
-    """Write predictions, pictures and, last, result.json; returns its content."""
+    """Write predictions, pictures and last result.json; returns the content of result.json."""
     method, stream = prepared.method, prepared.stream
     result = make_result(cell.id, method, stream, progress)
     result["model_sha256"] = cell.record["model"]["sha256"]

@@ -1,4 +1,4 @@
-"""What a result depends on beside its configuration: versions, device, threads, kernels."""
+"""What a result depends on besides its configuration: versions, device, threads, kernels."""
 
 import os
 import platform
@@ -20,15 +20,15 @@ from ctta_bench.registry import loaded_plugins
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on beside its configuration: versions, device, threads, kernels."""
+    """What a result depends on besides its configuration: versions, device, threads, kernels."""
     packages = ("torchvision", "timm", "numpy", "scipy", "opencv-python-headless", "pillow")
     return {
         "time": timestamp(),
         "ctta_bench": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,  # with the build, which the package's metadata lack
+        "torch": torch.__version__,  # includes the build, unlike the package's metadata
         **{name: _version(name) for name in packages},
-        # The library that decodes: another one gives other pixels.
+        # The library that decodes JPEG: another one gives other pixels.
         "libjpeg": features.version_feature("libjpeg_turbo") or features.version("jpg"),
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -50,7 +50,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the suite if it runs from a checkout."""
+    """The commit of ctta-bench, if it runs from a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -63,7 +63,7 @@ def _commit() -> str | None:
 
 
 def default_device() -> str:
-    """The first accelerator, else the CPU."""
+    """`cuda` if torch can use a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -92,12 +92,12 @@ def chosen_device(name: str | None) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Highest memory so far in MiB: of the accelerator, else of this process."""
+    """Highest memory use so far in MiB: of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,9 +1,9 @@
-"""Adapted models as plain networks: kept beside a run's results, and exported from there.
+"""Adapted models as plain networks: saved in the run folder, and exported from there.
 
-A run that keeps its models leaves `models/last.safetensors` (the end of the stream) or
+A run with `keep_models` writes `models/last.safetensors` (the end of the stream) or
 `models/NN-DOMAIN.safetensors` (the end of its NN-th domain, before any reset): the state dict of
-the network whose logits are scored, under the network's own names, adapters merged. The metadata
-names cell, method, model, the source weights' fingerprint and the pre-processing.
+the network whose logits are scored, under the network's own names, with adapters merged. The
+metadata contains cell, method, model, the SHA-256 of the source weights and the normalisation.
 """
 
 import copy
@@ -32,31 +32,31 @@ LAST = "last"
 
 @torch.no_grad()
 def plain_state(method: Method) -> dict[str, Tensor]:
-    """The state dict, on the CPU, of a plain network with the logits that `method` scores now.
+    """The state dict, on the CPU, of a plain network with the same logits as `method` has now.
 
-    Raises MethodError where no network without the method gives them.
+    Raises MethodError if no plain network gives these logits.
     """
     name, model = type(method).__name__, method.scored_model
     if method.batch_dependent:
         raise _no_plain_form(name, "its logits depend on the other images of a batch")
     inside = set(map(id, model.parameters())) | set(map(id, method.model.parameters()))
     own_prediction = type(method).predict is not Method.predict
-    beside = [n for n, p in method.trainable.items() if id(p) not in inside]
-    if beside and own_prediction:
-        raise _no_plain_form(name, f"it predicts with {beside[0]} beside the network")
+    outside = [n for n, p in method.trainable.items() if id(p) not in inside]
+    if outside and own_prediction:
+        raise _no_plain_form(name, f"it predicts with {outside[0]}, which is not in the network")
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.network.modules()):
-        raise _no_plain_form(name, "it changes what passes between the network's layers")
+        raise _no_plain_form(name, "it changes activations between the network's layers")
     merged = copy.deepcopy(model)
     merge(merged)
     state: dict[str, Tensor] = merged.network.state_dict()
     if odd := sorted(model.keys ^ set(state)):
-        raise _no_plain_form(name, f"{odd[0]} is no tensor of the source network and its own alike")
+        raise _no_plain_form(name, f"{odd[0]} is not in both its network and the source network")
     return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
 
 
 def _no_plain_form(method: str, reason: str) -> MethodError:
     return MethodError(
-        f"{method} has no plain network that could be kept or exported: {reason}; run it with "
+        f"{method} has no plain network that can be saved or exported: {reason}; run it with "
         "keep_models: none."
     )
 
@@ -65,17 +65,17 @@ def write_model(file: Path, state: dict[str, Tensor], metadata: dict[str, str]) 
     """Write a state dict as safetensors, atomically. Raises RunError if that fails."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic(file) as temporary:
-        # Not save_file: it makes files that nobody but their owner may read.
+        # Not save_file: its files are readable by their owner only.
         temporary.write_bytes(safetensors.torch.save(state, {"format": "pt"} | metadata))
 
 
-# -- beside a run
+# -- saved during a run
 
 
 class ModelKeeper:
-    """Writes the models that a cell is asked to keep, while it runs.
+    """Saves the models of a cell during its run, as its option `keep_models` requests.
 
-    Raises MethodError at once if the method has no plain form, rather than at the end of a run.
+    Raises MethodError when created, not after hours, if the method has no plain network.
     """
 
     def __init__(self, folder: RunFolder, method: Method, record: CellRecord, keep: Keep) -> None:
@@ -92,23 +92,23 @@ class ModelKeeper:
             plain_state(method)
 
     def check_resumed(self, lines: Sequence[BatchLine]) -> None:
-        """Raise RunError if the run goes on behind a domain whose model nobody kept."""
+        """Raise RunError if the model of a domain before the resumed batch was not saved."""
         if self.keep != "domains":
             return
         for name in _visits(lines)[:-1]:
             if not (self.directory / name).is_file():
                 raise RunError(
-                    f"{self.directory / name}: was not kept before the run was interrupted; run "
-                    "the cell with --force to keep the model of every domain."
+                    f"{self.directory / name}: was not saved before the run was interrupted; rerun "
+                    "the cell with --force to save the model of every domain."
                 )
 
     def domain_ended(self, lines: Sequence[BatchLine]) -> None:
-        """Keep the model as it is behind the batches of `lines`, if domains are kept."""
+        """Save the model after the batches of `lines`, if models of domains are requested."""
         if self.keep == "domains" and lines:
             self._write(_visits(lines)[-1], lines)
 
     def stream_ended(self, lines: Sequence[BatchLine]) -> None:
-        """Keep the model at the end of the stream, if any is kept."""
+        """Save the model at the end of the stream, if any model is requested."""
         if self.keep == "last":
             self._write(f"{LAST}.safetensors", lines)
         self.domain_ended(lines)
@@ -120,7 +120,7 @@ class ModelKeeper:
 
 
 def _visits(lines: Sequence[BatchLine]) -> list[str]:
-    """File names for the domains of batch lines, in the order of the stream."""
+    """File names of the models for the domains of batch lines, in stream order."""
     visits = [domain for (_, domain), _ in groupby(lines, lambda x: (x["round"], x["domain"]))]
     return [
         f"{number:02d}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', domain)}.safetensors"
@@ -129,7 +129,7 @@ def _visits(lines: Sequence[BatchLine]) -> list[str]:
 
 
 def check_kept(folder: RunFolder, keep: Keep) -> None:
-    """Raise RunError if a done cell lacks the models that it is now asked to keep."""
+    """Raise RunError if a finished cell lacks the models that are now requested."""
     if keep == "none":
         return
     try:
@@ -143,24 +143,24 @@ def check_kept(folder: RunFolder, keep: Keep) -> None:
     there = [(directory / name).is_file() for name in alternatives or visits]
     if not (any(there) if alternatives else all(there)):
         raise RunError(
-            f"{folder.path}: is done without the models that --keep-models {keep} asks for; only "
-            "a rerun leaves them: use --force."
+            f"{folder.path}: is done, but without the models of --keep-models {keep}; rerun it "
+            "with --force to save them."
         )
 
 
-# -- from a run
+# -- exported after a run
 
 
 def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = False) -> Path:
-    """Copy a kept model of the run folder `cell` to `out` (.safetensors); returns its source.
+    """Copy a saved model of the run folder `cell` to `out` (.safetensors); returns the saved file.
 
-    The model at the end of the stream, or at the end of `domain` (its last visit, or `NN-DOMAIN`).
-    A SegFormer goes out under the names that mmsegmentation, or its authors' code, loads.
-    Raises ConfigError for another suffix or a file in the way, RunError if there is no such model,
-    or its weights are not finite.
+    domain: export the model at the end of this domain (its last visit, or `NN-DOMAIN`) instead of
+    the end of the stream. A SegFormer gets the tensor names of mmsegmentation, or of its authors'
+    code. Raises ConfigError if `out` has another suffix or exists (unless `force`), RunError if
+    there is no such model or its weights are not finite.
     """
     if out.suffix != ".safetensors":
-        raise ConfigError(f"{out}: an export is a .safetensors file; name it so.")
+        raise ConfigError(f"{out}: exports are .safetensors files; choose a name with that suffix.")
     if out.exists() and not force:
         raise ConfigError(f"{out}: exists; choose another name, or use --force.")
     file = _kept_file(cell, domain)
@@ -172,26 +172,26 @@ def export(cell: Path, out: Path, *, domain: str | None = None, force: bool = Fa
         raise RunError(f"{file}: cannot be read ({error}); run the cell with --force.") from error
     for key, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise RunError(f"{file}: {key} is not finite: the adaptation broke the model.")
+            raise RunError(f"{file}: {key} is not finite: adaptation diverged; lower lr and rerun.")
     write_model(out, published(state), metadata)
     return file
 
 
 def _kept_file(cell: Path, domain: str | None) -> Path:
     if not (cell / CELL_FILE).is_file():
-        raise RunError(f"{cell}: is no run folder (it has no {CELL_FILE}).")
+        raise RunError(f"{cell}: is not a run folder (it has no {CELL_FILE}).")
     found = (cell / MODELS_FOLDER).glob("*.safetensors")
     files = sorted(found, key=lambda f: (len(f.stem.partition("-")[0]), f.stem))
     if not files:
         raise RunError(
-            f"{cell}: kept no model; run it again with --keep-models last (and --force if done)."
+            f"{cell}: has no saved model; rerun it with --keep-models last (and --force if done)."
         )
     if domain is None:
         if not RunFolder(cell).is_done:
-            raise RunError(f"{cell}: is not done; finish it, or name a --domain that is.")
+            raise RunError(f"{cell}: is not done; finish it, or choose a finished --domain.")
         return next((f for f in files if f.stem == LAST), files[-1])
     fitting = [f for f in files if domain in (f.stem, f.stem.partition("-")[2])]
     if not fitting:
         names = ", ".join(f.stem for f in files)
-        raise RunError(f"{cell}: kept no model of domain {domain!r}; it has: {names}.")
+        raise RunError(f"{cell}: has no saved model of domain {domain!r}; it has: {names}.")
     return fitting[-1]

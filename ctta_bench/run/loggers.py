@@ -1,4 +1,4 @@
-"""Where a run's progress goes: JSON lines always, others by name (`--log tensorboard`)."""
+"""Loggers of a run's progress: JSON lines always, others by name (`--log tensorboard`)."""
 
 import json
 import os
@@ -15,36 +15,36 @@ LOGGERS = Registry("logger", "LOGGERS", "ctta_bench")
 
 
 class Logger:
-    """Base of all loggers: every call is optional. Loggers never change a result."""
+    """Base class of loggers; override the calls that you need. Loggers never change a result."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Data is being made before a run."""
+        """Preparation before the stream: `done` of `total` steps of `what` are done."""
 
     def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
-        """A run begins, `done` of `total` batches lie behind."""
+        """A run starts; `done` of its `total` batches were done before."""
 
     def batch(self, record: BatchLine) -> None:
-        """A batch was scored; `record` is its line of batches.jsonl."""
+        """A batch was scored; `record` is its line in batches.jsonl."""
 
     def say(self, message: str) -> None:
-        """Something that a user should read, a sentence."""
+        """Show the user a message, one sentence."""
 
     def note(self, sentence: str) -> None:
-        """Something to know beside the cell's numbers, such as whose preset it takes."""
+        """A note about the cell's results, such as a preset made for another model."""
 
     def finish(self, result: ResultRecord | None) -> None:
-        """The run ended: with its result, or None if it was interrupted or failed."""
+        """The run ended, with its result, or None if it was interrupted or failed."""
 
 
 class JsonLines(Logger):
-    """batches.jsonl in the run folder, a line a batch; every run has it."""
+    """batches.jsonl in the run folder, one line per batch; every run has it."""
 
     def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open the file after the `done` lines that the engine has written there."""
         self.file = (folder / BATCHES_FILE).open("a", encoding="utf-8")
 
     def batch(self, record: Mapping[str, Any]) -> None:
-        """Append one line and hand it to the system."""
+        """Append one line and flush it."""
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
 
@@ -83,7 +83,7 @@ class TensorBoard(Logger):
 class WeightsAndBiases(Logger):
     """Weights & Biases (extra `wandb`), in RUN/wandb.
 
-    Offline unless WANDB_MODE says otherwise: `wandb sync RUN/wandb/offline-run-*` sends it.
+    Offline unless WANDB_MODE is set; `wandb sync RUN/wandb/offline-run-*` uploads it later.
     """
 
     def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
@@ -114,7 +114,7 @@ class WeightsAndBiases(Logger):
 
 @LOGGERS.register_module("mlflow")
 class MLflow(Logger):
-    """MLflow (extra `mlflow`), in RUN/mlflow.db, or where MLFLOW_TRACKING_URI says."""
+    """MLflow (extra `mlflow`), in RUN/mlflow.db, or at MLFLOW_TRACKING_URI if it is set."""
 
     def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
         """Open a run. Raises ConfigError if MLflow is not installed."""
@@ -124,8 +124,8 @@ class MLflow(Logger):
             raise ConfigError(
                 "--log mlflow needs the extra: pip install 'ctta-bench[mlflow]'."
             ) from error
-        beside = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", beside))
+        local = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", local))
         name = str(cell.get("experiment", "ctta-bench"))
         known = self.client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self.client.create_experiment(name)
@@ -145,14 +145,14 @@ class MLflow(Logger):
 
 
 def _of_batch(record: BatchLine) -> dict[str, float]:
-    """Error of a batch in %, and its loss where there is one."""
+    """Error of a batch in %, and its loss if it has one."""
     scored = max(1, record.get("pixels", record["n"]))
     values: dict[str, float] = {"error/batch": 100 * record["errors"] / scored}
     return values if record["loss"] is None else values | {"loss": record["loss"]}
 
 
 def _of_domains(result: ResultRecord | None) -> Iterator[tuple[str, float, int]]:
-    """Name, value in % and place of the headline metric of each domain of each round."""
+    """Name, value in % and position of the metric for each domain of each round."""
     metric = result["metric"] if result else ""
     for entry in result["rounds"] if result else ():
         for number, domain in enumerate(entry["domains"]):
@@ -161,14 +161,14 @@ def _of_domains(result: ResultRecord | None) -> Iterator[tuple[str, float, int]]
 
 
 def make_loggers(names: tuple[str, ...]) -> list[Logger]:
-    """The named loggers, each once. Raises ConfigError for an unknown name."""
+    """Create the named loggers, each once. Raises ConfigError for an unknown name."""
     return [LOGGERS.get(name)() for name in dict.fromkeys(names)]
 
 
 def rewrite_lines(folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Make batches.jsonl hold exactly `lines`, those of the checkpoint.
+    """Rewrite batches.jsonl with exactly the `lines` of the checkpoint.
 
-    Batches that were appended after it are run again; a line that a crash cut off is replaced.
+    Batches after the checkpoint are run again; this removes their lines, and incomplete ones.
     """
     text = "".join(json.dumps(line) + "\n" for line in lines)
     folder.file(BATCHES_FILE).write_text(text, encoding="utf-8")

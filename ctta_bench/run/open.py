@@ -1,6 +1,6 @@
-"""What a cell needs, opened once: its benchmark, copies of its model, its method, its source data.
+"""Opening a cell: its benchmark, copies of its model, its method and its source data.
 
-The engine, warm-ups, probes and the Python API share what is opened here.
+Used by the engine, warm-ups, forgetting probes and the Python API.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,10 +36,10 @@ from ctta_bench.stream.loading import default_workers
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBenchmark:
-    """A benchmark whose data is there, with the seed of its stream.
+    """A benchmark with its data and the seed of its stream.
 
-    workers: processes that load images ahead; makers: those that make data, as many as there are
-    cores if None. Raises DataError if data is missing.
+    workers: processes that load images in advance. makers: processes that make data; None: one per
+    core. Raises DataError if data is missing.
     """
 
     benchmark: Benchmark
@@ -56,28 +56,28 @@ class OpenBenchmark:
     def stream(
         self, report: Callable[[str, int, int], None] = lambda what, done, total: None
     ) -> Stream:
-        """The batches; makes the data that they lack, with `report(what, done, total)`."""
+        """The stream of batches; makes missing data and calls `report(what, done, total)`."""
         makers = usable_cores() if self.makers is None else self.makers
         self.benchmark.prepare_data(report, makers)
         return Stream(batch_domains(self.benchmark), self.benchmark.settings, self.seed)
 
     def scorer(self) -> Scorer:
-        """The metric of the benchmark's task."""
+        """The scorer of the metric of the benchmark's task."""
         return scorer_of(self.benchmark)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCell(OpenBenchmark):
-    """All that a cell needs. `models` keeps the source model that the process read last."""
+    """Everything that a cell needs. models: cache with the last model that this process read."""
 
     cell: Cell
     device: torch.device
     models: Models = field(default_factory=Models)
 
     def model(self, *, last: bool = False) -> SourceModel:
-        """The source model as it was read, a new one each time, on the device, to evaluate.
+        """A new, unadapted source model on the device, in evaluation mode.
 
-        last: the cell asks for no other, so that it need not be a copy.
+        last: the cell needs no further model, so that this one need not be a copy.
         """
         request = self.cell.request
         options = model_options(request, self.benchmark)
@@ -90,7 +90,7 @@ class OpenCell(OpenBenchmark):
         return model.eval()
 
     def method(self) -> Method:
-        """The method on a new copy of the source model; not started."""
+        """The method on a new copy of the source model, before `start`."""
         request = self.cell.request
         method: Method = METHODS.get(request.method)(
             self.model(),
@@ -105,9 +105,10 @@ class OpenCell(OpenBenchmark):
     def source(
         self, method: Method, say: Callable[[str], None] = lambda text: None
     ) -> SourceData | None:
-        """The source data that the method may read; what is made from it is kept for other cells.
+        """The source data that the method may read; results from it are cached for other cells.
 
-        `say` gets a sentence where that fails. Raises DataError if the benchmark lacks source data.
+        say: called with a message if caching fails. Raises DataError if the benchmark has no such
+        source data.
         """
         sha256 = self.cell.record["model"]["sha256"]
         return source_data(
@@ -118,10 +119,10 @@ class OpenCell(OpenBenchmark):
 def open_cell(
     cell: Cell, device: torch.device | str = "cpu", models: Models | None = None
 ) -> OpenCell:
-    """Open what a cell needs; the model is read when it is first asked for.
+    """Open everything that a cell needs; the model is read when it is first used.
 
-    models: that of the process, where other cells, or `resolve`, use the same source model. Raises
-    DataError if data is missing.
+    models: cache of source models that cells of one process, and `resolve`, share. Raises DataError
+    if data is missing.
     """
     request = cell.request
     kind = BENCHMARKS.get(request.benchmark)
@@ -140,31 +141,31 @@ def open_cell(
 
 
 def scorer_of(benchmark: Benchmark) -> Scorer:
-    """What scores a benchmark: the metric registered under the name of its task."""
+    """The scorer of a benchmark: that of the metric registered under the name of its task."""
     metric: Metric = METRICS.get(benchmark.task)()
     return metric.scorer(benchmark.num_classes, benchmark.class_names)
 
 
 def notes(method: Method, settings: StreamSettings, source: SourceData | None = None) -> list[str]:
-    """What a reader of a cell's numbers should know of its method on this stream."""
+    """Sentences that readers of a cell's results should know about its method on this stream."""
     found = []
     if method.batch_dependent and settings.batch_size == 1 and method.window < 2:
         found.append(
-            "batches of one image: what the method takes from a batch (statistics, neighbours) "
-            "comes from that image alone; --window N gathers N images"
+            "batches of one image: the method computes statistics or neighbours from a single "
+            "image; --window N collects N images"
         )
     asked, used = getattr(method.hp, "source_samples", None), method.source_used
     if source is not None and asked is not None and used is not None and used < asked:
-        there = f"{len(source):,} there"
+        available = f"{len(source):,} available"
         passed = "" if used == len(source) else f", of which {used:,} passed the entropy filter"
-        found.append(f"{asked:,} source images asked for, {there}{passed}")
+        found.append(f"{asked:,} source images requested, {available}{passed}")
     return found
 
 
 def norm_statistics(method: Method) -> str | None:
-    """What the BatchNorms of a method's model normalise by: "source", "batch", or as it says.
+    """The statistics of a method's BatchNorm layers: "source", "batch", or the method's own text.
 
-    None for a network that has none.
+    None for a network without BatchNorm.
     """
     norms = [m for m in method.model.network.modules() if isinstance(m, BATCH_NORMS)]
     if method.norm_statistics or not norms:
@@ -182,11 +183,11 @@ def source_data(
     model_sha256: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> SourceData | None:
-    """The source set as the method may see it: nothing, images, or images with labels.
+    """The source set as the method may read it: None, images, or images with labels.
 
-    With the fingerprint of the source model, what is made from its images is kept for other cells,
-    and `say` gets a sentence where that fails. Raises DataError if the method needs source data and
-    the benchmark has none.
+    model_sha256: SHA-256 of the source model; with it, results from source images are cached for
+    other cells, and `say` gets a message if that fails. Raises DataError if the method needs source
+    data and the benchmark has none.
     """
     images = source_images(benchmark, method.source_access, type(method).__name__)
     if images is None:
@@ -205,7 +206,7 @@ def source_data(
             "preprocessing": method.model.preprocessing.record(),
             "precision": method.precision,
             "source_images": fingerprint_of(images, source.order()),
-            # The same sums come out with other last bits elsewhere.
+            # Elsewhere the last bits of the same sums differ.
             "arithmetic": f"torch {torch.__version__}, {method.device.type}, "
             f"{torch.get_num_threads()} threads",
         }
@@ -214,9 +215,9 @@ def source_data(
 
 
 def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | None:
-    """The source images that `reader`, a method, has access to; None for access to none.
+    """The source images for a method called `reader`; None if its `access` is "none".
 
-    Raises DataError if the benchmark has none, or lacks the labels that the method reads.
+    Raises DataError if the benchmark has no source images, or no labels that the method reads.
     """
     if access == "none":
         return None
@@ -224,8 +225,8 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
     if images is None:
         place = benchmark.source_location()
         raise DataError(
-            f"{reader} reads {access} source data, but {benchmark.name} has no source set "
-            f"at hand{f'; put it in {place}' if place else ''}."
+            f"{reader} reads {access} source data, but {benchmark.name} has no source set"
+            f"{f'; put it in {place}' if place else ''}."
         )
     if access == "labelled" and _lacks_labels(benchmark, images):
         raise DataError(
@@ -236,10 +237,10 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
 
 
 def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
-    """Accuracy in % of the unadapted model on some source images, None if it knows none of them.
+    """Accuracy in % of the unadapted model on some source images (segmentation: of pixels).
 
-    Of pixels, in segmentation. Raises DataError near chance: then the weights are not those of this
-    benchmark, and every number after it would be meaningless.
+    None if there are no source images with labels. Raises DataError near chance: the weights then
+    do not fit the benchmark, and all results would be meaningless.
     """
     checked = _checked(benchmark, model, model)
     if checked is None:
@@ -247,23 +248,23 @@ def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
     if checked.near_chance:
         raise DataError(
             f"model {model.name} {checked.finding} of {benchmark.name}, near chance "
-            f"({checked.chance:.1f} %): these weights are not of this benchmark, or the classes "
-            "are in another order."
+            f"({checked.chance:.1f} %): the weights belong to another data set, or the classes are "
+            "in another order; check --model and --weights."
         )
     return checked.accuracy
 
 
 def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
-    """Accuracy in % of what a method predicts, as it is now, on some source images.
+    """Accuracy in % of a method's current predictions on some source images.
 
-    None if the benchmark has none.
+    None if there are no source images with labels.
     """
     checked = _checked(benchmark, method.model, method.predict)
     return None if checked is None else checked.accuracy
 
 
 def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
-    """Whether source images came without the maps that are their labels."""
+    """Whether source images of segmentation have no label maps."""
     return benchmark.task == "segmentation" and not isinstance(images, MapSet)
 
 
@@ -271,7 +272,7 @@ def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
 def _checked(
     benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
 ) -> SourceCheck | None:
-    """The scorer's check of predictions for evenly spaced source images; None without labels."""
+    """Check predictions on evenly spaced source images; None without labels."""
     images = None if benchmark.different_label_set else benchmark.source()
     if images is None or _lacks_labels(benchmark, images):
         return None
@@ -287,5 +288,5 @@ def _checked(
             yield predict(shown), labels_of(images, chosen)
 
     checked = scorer.check(outputs(), benchmark.num_classes)
-    model.passes.forward_images = before  # a check of ours, not a cost of the method
+    model.passes.forward_images = before  # this check is not a cost of the method
     return checked

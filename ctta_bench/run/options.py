@@ -1,4 +1,4 @@
-"""How a cell or a warm-up is run; nothing here decides a number."""
+"""Options of running a cell or a warm-up that do not change its results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from ctta_bench.run.loggers import Logger
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where it runs and what is written on the way.
+    """Device, loggers and checkpoints of a run.
 
-    force: rerun from the start, whatever is there. checkpoint: the interval between two, as
-    `checkpoint.parse_interval` reads it: `20s`, or a number of batches (of a warm-up: updates).
+    force: delete earlier results and start from the beginning. checkpoint: interval between
+    checkpoints: `20s`, or a number of batches (in a warm-up: updates).
     """
 
     device: str = "cpu"

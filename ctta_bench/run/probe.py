@@ -1,4 +1,4 @@
-"""The forgetting probe: accuracy on source images before, along and after the stream."""
+"""The forgetting probe: accuracy on source images before, during and after the stream."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ KEY: Final = "source_probes"  # in result.json
 
 
 class ForgettingProbe:
-    """Scores source images with a method as it is now, and leaves the method as it was.
+    """Scores source images with the current state of a method, and restores this state afterwards.
 
-    The cell says when: at the end of each "rounds" or "domains", and before the stream in both
-    cases. total: batches of the stream, of which each round has as many. Raises DataError if the
-    benchmark has no source images with labels that the model knows.
+    The cell's option `probe` decides when: at the end of each round ("rounds") or domain
+    ("domains"), and before the stream in both cases. total: batches of the stream; all rounds have
+    the same number. Raises DataError if the benchmark has no source images with the model's labels.
     """
 
     def __init__(self, opened: OpenCell, method: Method, total: int) -> None:
@@ -29,12 +29,12 @@ class ForgettingProbe:
         self.per_round = total // opened.cell.settings.rounds
 
     def before_stream(self, progress: Progress) -> None:
-        """Score before the first batch; not again where a run goes on."""
+        """Score before the first batch, unless the run was resumed."""
         if self.when != "none" and not progress.lines and not progress.probes:
             self._measure(progress)
 
     def domain_ended(self, progress: Progress) -> None:
-        """Score at the end of a domain, or of a round, as it was asked."""
+        """Score at the end of a domain or a round, as the cell's option requests."""
         ends_round = len(progress.lines) % self.per_round == 0
         if self.when == "domains" or (self.when == "rounds" and ends_round):
             self._measure(progress)
@@ -42,11 +42,11 @@ class ForgettingProbe:
     def _measure(self, progress: Progress) -> None:
         state = self.method.state_dict()
         accuracy = accuracy_on_source(self.benchmark, self.method)
-        self.method.load_state_dict(state)  # predicting may move statistics or a memory
+        self.method.load_state_dict(state)  # predicting may change statistics or a memory
         if accuracy is None:
             raise DataError(
-                "probe: this benchmark has no source images whose labels the model knows; leave "
-                "--probe out."
+                "probe: this benchmark has no source images with labels of the model's classes; "
+                "run the cell without --probe."
             )
         last: Mapping[str, Any] = progress.lines[-1] if progress.lines else {}
         progress.probes.append(
@@ -60,7 +60,7 @@ class ForgettingProbe:
 
 
 def check_probed(folder: RunFolder, probe: Probe) -> None:
-    """Raise RunError if a done cell lacks the probes that it is now asked for."""
+    """Raise RunError if a finished cell lacks the probes that are now requested."""
     if probe == "none":
         return
     found = json.loads(folder.file(RESULT_FILE).read_text("utf-8")).get(KEY) or []
@@ -69,6 +69,6 @@ def check_probed(folder: RunFolder, probe: Probe) -> None:
     wanted = len(visits) if probe == "domains" else len({step for step, _ in visits})
     if len(found) <= wanted:  # one more, before the stream
         raise RunError(
-            f"{folder.path}: is done without the accuracies on source images that --probe {probe} "
-            "asks for; only a rerun leaves them: use --force."
+            f"{folder.path}: is done, but without the accuracies on source images of --probe "
+            f"{probe}; rerun it with --force to measure them."
         )

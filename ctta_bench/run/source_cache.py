@@ -1,7 +1,7 @@
-"""What is made from source images before the stream, kept for every cell that needs the same.
+"""Cache of tensors computed from source images before the stream, shared between cells.
 
-One file for each thing, under the benchmark's cache folder: tensors, and beside them all that
-decided them: source weights, pre-processing, precision, the images themselves and how it is asked.
+One file per entry in the benchmark's cache folder. It contains the tensors and everything that
+decided them: source weights, normalisation, precision, the images and the caller's arguments.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from ctta_bench.errors import DataError, RunError
 from ctta_bench.record.folder import atomic
 from ctta_bench.stream import ImageSet, MapSet
 
-PROBED_IMAGES = 8
+HASHED_IMAGES = 8
 VERSION = 1  # raised when the same facts give other tensors
 
 
 @dataclass(frozen=True)
 class SourceCache:
-    """Tensors by what decided them; call it as `SourceData.once` does.
+    """Cache of tensors by the facts that decide them; called by `SourceData.once`.
 
-    folder: where the files lie. facts: what decides all that is made from one model and source set.
+    folder: that of the files. facts: those common to all entries of one model and source set.
     """
 
     folder: Path
@@ -40,10 +40,10 @@ class SourceCache:
     def __call__(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """The tensors of `make()`: stored ones, or new ones that are stored.
+        """The stored tensors of `make()`; if there are none, call it and store its tensors.
 
-        A damaged file is made again and a folder that cannot be written does without, both said.
-        Raises DataError for a file whose content is of other facts than its name.
+        A damaged file is replaced. If the folder cannot be written, nothing is stored. Both are
+        reported. Raises DataError if a file was made from other facts than its name states.
         """
         wanted = {"what": what, "version": VERSION, **self.facts, **facts}
         text = json.dumps(wanted, sort_keys=True)
@@ -57,7 +57,7 @@ class SourceCache:
             with atomic(file) as temporary:
                 save_file(made, temporary, metadata={"facts": text})
         except (RunError, OSError) as error:
-            self.say(f"{file}: {what} could not be kept and will be made again ({error})")
+            self.say(f"{file}: {what} could not be stored and will be computed again ({error})")
         return made
 
     def _read(self, file: Path, wanted: dict[str, Any]) -> dict[str, Tensor] | None:
@@ -68,25 +68,25 @@ class SourceCache:
                 facts = json.loads((tensors.metadata() or {})["facts"])
                 stored = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            self.say(f"{file}: is damaged ({type(error).__name__}) and is made again")
+            self.say(f"{file}: is damaged ({type(error).__name__}) and is computed again")
             return None
         odd = sorted(key for key in wanted | facts if wanted.get(key) != facts.get(key))
         if odd:
             raise DataError(
-                f"{file}: holds what was made from another {odd[0].replace('_', ' ')}; delete it, "
-                "and it is made again."
+                f"{file}: was made from another {odd[0].replace('_', ' ')}; delete it, and it is "
+                "computed again."
             )
         return stored
 
 
 def fingerprint_of(images: ImageSet, order: np.ndarray) -> str:
-    """SHA-256 of a source set: its labels, the order it is read in, and its first images.
+    """SHA-256 of a source set: its labels, the order in which it is read, and its first images.
 
-    Of label maps, those of the first images are taken, too.
+    If the labels are maps, the maps of the first images are included.
     """
     digest = hashlib.sha256(np.asarray(images.labels, "<i8").tobytes())
     digest.update(np.ascontiguousarray(order, "<i8").tobytes())
-    first = order[:PROBED_IMAGES]
+    first = order[:HASHED_IMAGES]
     probes = [images.load(first)]
     if isinstance(images, MapSet):
         probes.append(images.maps(first))

@@ -1,8 +1,8 @@
-"""Warm-ups as steps of their own: each in a folder beside the cells that start from it.
+"""Warm-ups as separate steps, each in a folder next to the cells that start from it.
 
-cell.yaml           what decides the warm-up (kind: warm-up)
-batches.jsonl       a line an update: epoch, learning rate, loss
-warmup.safetensors  what was learnt
+cell.yaml           everything that decides the warm-up (kind: warm-up)
+batches.jsonl       one line per update: epoch, learning rate, loss
+warmup.safetensors  the learnt tensors
 result.json         losses, accuracies on source images, updates; written last: the warm-up is done
 state.pt, log.txt, env.json, failed.json: as in the folder of a cell (record/schema.py)
 """
@@ -62,9 +62,10 @@ def warmed(
     loggers: Sequence[Logger] = (),
     beat: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor] | None:
-    """What the warm-up of a cell has learnt, made under `directory` if it is not there yet.
+    """The tensors learnt by a cell's warm-up, which runs first if it is not done.
 
-    None for a cell without warm-up. `beat` is called after each update.
+    directory: the folder that contains the warm-up's folder. None for a cell without warm-up.
+    `beat` is called after each update.
     """
     warmup = opened.cell.warmup
     if warmup is None:
@@ -81,7 +82,7 @@ def run_warmup(
     *,
     models: Models | None = None,
 ) -> WarmupResult:
-    """Run the warm-up of a cell as a step of its own, as `engine.run_cell` runs the cell."""
+    """Run the warm-up of a cell as a separate step; arguments as those of `engine.run_cell`."""
     assert cell.warmup is not None
     options = options or RunOptions()
     reuse_freed_memory()
@@ -97,10 +98,10 @@ def make_warmup(
     options: RunOptions,
     beat: Callable[[], None] = lambda: None,
 ) -> WarmupResult:
-    """Make a warm-up, or go on where an earlier attempt stopped; a done one is kept.
+    """Run a warm-up and return its result; resume an interrupted one, keep a finished one.
 
-    record: its own. The cell is opened where there is something to do. Errors and interrupts are
-    those of `engine.run_cell`.
+    open_it: opens a cell of the warm-up; called only if there is work to do. record: that of the
+    warm-up. Errors and interrupts are those of `engine.run_cell`.
     """
     with folder.work(record, force=options.force) as heartbeat:
         if heartbeat is None:
@@ -124,7 +125,7 @@ def _run(
     options: RunOptions,
     alive: Callable[[], None],
 ) -> tuple[WarmupResult, str]:
-    """The result of a warm-up, and the signal that came within its last update, "" without one."""
+    """The result of a warm-up, and the signal that came during its last update, "" without one."""
     benchmark, method = opened.benchmark, opened.method()
     opened.models.release()
     before = accuracy_on_source(benchmark, method)
@@ -160,9 +161,9 @@ def _update(
     options: RunOptions,
     alive: Callable[[], None],
 ) -> str:
-    """Make the updates that are left, and append their lines; the signal that came, or "".
+    """Do the remaining updates and append their lines; returns the signal that came, or "".
 
-    Raises KeyboardInterrupt after a checkpoint where a signal leaves updates to make.
+    Raises KeyboardInterrupt, after a checkpoint, if a signal came before the last update.
     """
     pace, log = Pace.of(options.checkpoint), JsonLines()
     log.start(folder.path, record, len(lines), warmup.total)
@@ -203,7 +204,7 @@ def _resume(
 
 
 def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict[str, Any]:
-    """What result.json says of the training: mean loss of each epoch, updates, images."""
+    """The values of result.json about the training: mean loss per epoch, updates, images."""
     by_epoch: dict[int, list[float]] = {}
     for line in lines:
         if line["loss"] is not None:
@@ -220,11 +221,11 @@ def _summary(name: str, lines: Sequence[dict[str, Any]], warmup: Warmup) -> dict
     }
 
 
-# -- the file of what was learnt
+# -- the file of learnt tensors
 
 
 def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: CellRecord) -> str:
-    """Write warmup.safetensors with the record that decided it; returns the file's SHA-256."""
+    """Write warmup.safetensors with the warm-up's record; returns the file's SHA-256."""
     tensors = {name: value.cpu().contiguous() for name, value in learnt.items()}
     with atomic(folder.file(LEARNT_FILE)) as temporary:
         save_file(tensors, temporary, metadata={"record": warmup_facts(record)})
@@ -232,9 +233,9 @@ def write_learnt(folder: RunFolder, learnt: dict[str, Tensor], record: CellRecor
 
 
 def read_learnt(folder: RunFolder, record: CellRecord) -> dict[str, Tensor]:
-    """The tensors of a finished warm-up.
+    """The learnt tensors of a finished warm-up.
 
-    Raises RunError for a file that is damaged, or of another model, method or source set.
+    Raises RunError if the file is damaged, or was made with another model, method or source set.
     """
     file = folder.file(LEARNT_FILE)
     try:
@@ -245,16 +246,16 @@ def read_learnt(folder: RunFolder, record: CellRecord) -> dict[str, Tensor]:
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise RunError(
             f"{file}: is missing or damaged ({type(error).__name__}); delete the folder, and the "
-            "warm-up is made again."
+            "warm-up runs again."
         ) from error
     wanted = json.loads(warmup_facts(record))
     odd = sorted(key for key in wanted | stored if wanted.get(key) != stored.get(key))
     if odd:
         raise RunError(
-            f"{file}: is the warm-up of another {odd[0]}; delete the folder, and it is made again."
+            f"{file}: is the warm-up of another {odd[0]}; delete the folder, and it runs again."
         )
     if hashlib.sha256(content).hexdigest() != folder.result().get("learnt_sha256"):
         raise RunError(
-            f"{file}: is not what the warm-up wrote; delete the folder, and it is made again."
+            f"{file}: was changed after the warm-up; delete the folder, and it runs again."
         )
     return learnt

@@ -83,7 +83,7 @@ def test_folders_of_our_own_making_are_passed_over(cell, runs_dir, name):
         (
             "cell.yaml",
             "schema_version: 1\nid: other\n",
-            "contradictory: cell.yaml is of cell other",
+            "contradictory: cell.yaml belongs to cell other",
         ),
         ("result.json", '{"schema_version": 1, "mea', "corrupted: result.json is not valid JSON"),
         ("result.json", '{"schema_version": 7}', "newer schema: result.json has schema_version 7"),

@@ -61,7 +61,7 @@ def test_times_may_differ_numbers_may_not(tmp_path: Path, make: Make) -> None:
     change(file, cost=RESULT["cost"] | {"seconds": 1.0})  # type: ignore[operator]
     assert not compare(ours, theirs).conflicts
     change(file, mean=12.6)
-    with pytest.raises(RunError, match="tent-b: both are done, with other numbers"):
+    with pytest.raises(RunError, match="tent-b: is done in both folders, with different results"):
         merge_into(ours, theirs)
     assert not (ours / "trial/tent-c").exists()
 
@@ -71,7 +71,9 @@ def test_all_conflicts_come_in_one_message(tmp_path: Path, make: Make) -> None:
     text = (theirs / "trial/tent-b/cell.yaml").read_text()
     (theirs / "trial/tent-b/cell.yaml").write_text(text.replace("0.001", "0.002"))
     (theirs / "trial/tent-c" / OWNER_FILE).write_text(json.dumps(this_process()))
-    with pytest.raises(RunError, match=r"tent-b: another configuration[\s\S]*tent-c: is being run"):
+    with pytest.raises(
+        RunError, match=r"tent-b: has another configuration[\s\S]*tent-c: is running"
+    ):
         merge_into(ours, theirs)
 
 

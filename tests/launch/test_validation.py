@@ -32,7 +32,7 @@ TOLD = (
     "did you mean 'fashion_c'",
     "did you mean 'fashion_vit'",
     "exclude[0]: {'method': 'cotta'} matches no cell",
-    "gives the cell source-fashion_c-fashion_vit-seed0",
+    "repeats the cell source-fashion_c-fashion_vit-seed0",
     "seed: -1",
     "unknown key 'wieght'; did you mean 'weights'",
     "cifar10_c: no folder",
@@ -85,4 +85,4 @@ def test_a_source_set_that_a_method_needs_is_missed_before_it_begins(
     monkeypatch.setattr(BENCHMARKS.get("toy"), "source", lambda self: None)
     refused = call("grid", write(tmp_path, "source", "eata"), "--out", tmp_path / "runs")
     assert refused.exit_code == 2
-    assert "EATA reads unlabelled source data, but toy has no source set at hand" in refused.stderr
+    assert "EATA reads unlabelled source data, but toy has no source set" in refused.stderr
