@@ -1,4 +1,4 @@
-"""Beginning a grid: what it lacks, what of it is still to be done, who does it, and the outcome."""
+"""Starting a grid: check its data, select the steps to run, run or submit them, record outcomes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUE
 
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:
-    """What the benchmarks of cells lack on this machine, each thing once; [] if all is there."""
+    """Data that benchmarks of the cells lack on this machine, each problem once; [] if none."""
     problems: dict[str, None] = {}
     checked: set[tuple[str, str]] = set()
     for cell in cells:
@@ -52,16 +52,16 @@ def _problems(cell: Cell) -> list[str]:
 
 @dataclass
 class Selection:
-    """The steps of a grid: those to do, and what is known of the others."""
+    """The steps of a grid that are to be run, and the status of the others."""
 
     todo: list[Step] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
-    queued: dict[str, str] = field(default_factory=dict)  # step -> the job that has it
+    queued: dict[str, str] = field(default_factory=dict)  # step -> its job in the scheduler
 
 
 @dataclass(frozen=True)
 class Options:
-    """What holds for a whole launch, beside its steps."""
+    """Options that apply to all steps of a launch."""
 
     device: str | None = None
     force: bool = False
@@ -70,8 +70,8 @@ class Options:
     plugins: Sequence[str] = ()
 
     def facts(self) -> dict[str, Any]:
-        """As they stand in launch.json."""
-        # Paths of plug-in files: a job may begin elsewhere.
+        """The options as stored in launch.json."""
+        # Absolute paths of plug-in files: a job may start in another folder.
         plugins = [str(Path(p).resolve()) if p.endswith(".py") else p for p in self.plugins]
         return {
             "device": self.device,
@@ -85,9 +85,9 @@ class Options:
 def select(
     steps: Sequence[Step], directory: Path, *, force: bool = False, failed_alone: bool = False
 ) -> Selection:
-    """Which steps are to be done: neither finished nor in the hands of a scheduler.
+    """Select the steps to run: those that are neither finished nor in a job of a scheduler.
 
-    failed_alone: those alone whose last attempt failed, and the warm-ups that they start from.
+    failed_alone: only steps whose last attempt failed, and the warm-ups that they start from.
     """
     chosen = Selection(queued=queued_steps(directory))
     wanted = _failed(steps, directory) if failed_alone else {step.id for step in steps}
@@ -115,7 +115,7 @@ def _failed(steps: Sequence[Step], directory: Path) -> set[str]:
 
 
 def queued_steps(directory: Path) -> dict[str, str]:
-    """Steps that jobs of earlier launches still have, by the scheduler: step -> job."""
+    """Steps in active jobs of earlier launches, according to the scheduler: step -> job."""
     of_job: dict[str, list[str]] = {}
     for launch in launches(directory):
         ids = launch.ids() if launch.jobs() else []
@@ -137,9 +137,9 @@ def run_local(
     outcome: Outcome,
     on_step: Callable[[str, str], None] = lambda step, state: None,
 ) -> Launch:
-    """Run steps in a pool of this machine, and record how they ended in `outcome`.
+    """Run steps in a pool of workers on this machine, and record their final states in `outcome`.
 
-    What starts from a warm-up begins when all warm-ups have ended.
+    Cells that start from a warm-up run after all warm-ups have ended.
     """
     ordered = in_order(steps)
     write_planned(ordered, directory)
@@ -181,12 +181,12 @@ def _record_outcome(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> 
 
 
 def _why_not(launch: Launch) -> str:
-    """Why workers may have left a step without a final state."""
+    """The reason why a step has no final state."""
     try:
         check_writable(launch.directory)
     except RunError as error:
         return str(error)
-    return f"not run to its end; see {launch.folder / 'workers'}"
+    return f"did not run to its end; see the logs in {launch.folder / 'workers'}"
 
 
 def submit_slurm(
@@ -219,6 +219,6 @@ def submit_slurm(
         submit(launch, profile, [wave_of(ordered[start]) for start, _ in packs], on_submit)
     except RunError:
         if not launch.jobs():
-            launch.cancel()  # nothing of it will ever run
+            launch.cancel()  # none of its steps will ever run
         raise
     return launch

@@ -1,4 +1,4 @@
-"""Ending what a folder of runs has queued or running."""
+"""Cancelling the queued jobs and running processes of a folder of runs."""
 
 import signal
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ctta_bench.launch.scheduler import cancel, job_states
 
 @dataclass
 class Cancelled:
-    """How many jobs and processes were cancelled, and what could not be asked."""
+    """Numbers of cancelled jobs and processes, and errors of the scheduler."""
 
     jobs: int = 0
     processes: int = 0
@@ -23,8 +23,8 @@ class Cancelled:
 def cancel_launches(directory: Path) -> Cancelled:
     """Cancel every launch of a folder, and of the experiments in it.
 
-    Workers end after a checkpoint, and no job is queued again. Raises RunError for a folder that
-    is not there.
+    Workers end after a checkpoint, and no job is requeued. Raises RunError if the folder does not
+    exist.
     """
     if not directory.is_dir():
         raise RunError(f"{directory}: no such folder of runs.")
@@ -32,7 +32,7 @@ def cancel_launches(directory: Path) -> Cancelled:
     found = [launch for place in places for launch in launches(place)]
     cancelled = Cancelled()
     for launch in found:
-        launch.cancel()  # before any signal: a worker that gets one looks for this mark
+        launch.cancel()  # before any signal: workers check for this mark when they get one
         cancelled.processes += signal_workers(launch, signal.SIGTERM) if not launch.jobs() else 0
     jobs = {job for launch in found for job in launch.jobs()}
     if jobs:

@@ -1,10 +1,10 @@
-"""Keeping the process of one worker at work: in a job of Slurm, and on this machine (local.py).
+"""Supervising the process of one worker: in a Slurm job, and on this machine (local.py).
 
-The process that works (work.py) may be killed, run out of memory or end itself in one cell; then
-that cell has failed, and another process goes on with the next. In a job of Slurm a signal of the
-scheduler queues the job again, as often as it makes progress. submitit's own requeueing counts
-signals, takes every one in a short job for a time-out and passes over SIGTERM, so that it is only
-what remains for the moments before the process is there.
+The worker process (work.py) may be killed, run out of memory or exit during a cell. Then that cell
+has failed, and a new process continues with the next cell. In a Slurm job, a signal of the
+scheduler requeues the job as long as it makes progress. The requeueing of submitit counts signals,
+treats each signal in a short job as a time-out and ignores SIGTERM; it is used only until the
+worker process has started.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from ctta_bench.launch.scheduler import requeue, state_of
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import BATCHES_FILE
 
-LAST_LINES = 20  # of what a process printed, kept in the log of the cell that it died in
-IDLE_ATTEMPTS = 5  # interruptions in a row without a batch between them
+LAST_LINES = 20  # of a worker's output, copied to the log of the cell in which it died
+IDLE_ATTEMPTS = 5  # interruptions in a row without a finished batch
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Not `-m`: it would put the working folder before all that is installed.
+# Not `-m`: it would put the working folder before installed packages in sys.path.
 _ENTRY = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "from pathlib import Path; from ctta_bench.launch.work import exit_process, main; "
@@ -36,13 +36,13 @@ _ENTRY = (
 
 @dataclass
 class Job:
-    """The callable that submitit carries to where it runs: nothing but where the plan is."""
+    """The callable that submitit sends to a job: the launch's folder and the worker's number."""
 
     folder: str
     worker: int
 
     def __call__(self) -> None:
-        """Work until all steps of this worker have come to their end. Raises RunError if not."""
+        """Run until all steps of this worker have a final state. Raises RunError if that fails."""
         launch = Launch.open(Path(self.folder))
         if launch.is_cancelled:
             return
@@ -54,13 +54,13 @@ class Job:
                 return
 
     def checkpoint(self) -> Any:
-        """What submitit queues after a signal that came too early for us: the same again."""
+        """What submitit requeues after a signal before the worker process has started: this job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def _child(self, launch: Launch) -> tuple[int, str]:
-        """Run the process that works: its exit code, and the first signal that came."""
+        """Run the worker process; returns its exit code, and the first signal that came."""
         signals: list[str] = []
         child: subprocess.Popen[bytes] | None = None
 
@@ -71,36 +71,37 @@ class Job:
 
         for number in FORWARDED:
             signal.signal(number, forward)
-        # A terminal sends Ctrl-C to the child as well; handed on, it would be a second one.
+        # A terminal sends Ctrl-C to the child as well; forwarding it would send it twice.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with signals_blocked():
             child = start(launch, self.worker)
         return child.wait(), signals[0] if signals else ""
 
     def _interrupted(self, launch: Launch, signal_name: str) -> None:
-        """Have the job queued again if it was not ended for good, and makes progress."""
+        """Requeue the job, unless it was cancelled or makes no progress."""
         note_interruption(launch, self.worker, signal_name)
         job = os.environ.get("SLURM_JOB_ID")
         if launch.facts["executor"] != "slurm" or job is None or launch.is_cancelled:
             return
         if not launch.facts["requeue"]:
-            return  # `grid` goes on from the checkpoint
+            return  # the next `grid` resumes from the checkpoint
         if state_of(job) != "RUNNING":
-            return  # cancelled, or queued again by Slurm itself
+            return  # cancelled, or requeued by Slurm itself
         events = launch.journal(self.worker).read()
         counts = [event["progress"] for event in events if "progress" in event]
         if len(counts) >= IDLE_ATTEMPTS and len(set(counts[-IDLE_ATTEMPTS:])) == 1:
             reason = f"interrupted {IDLE_ATTEMPTS} times ({signal_name}) without a finished batch"
             fail_open_step(launch, self.worker, reason, interrupted=True)
-            raise RunError(f"{reason}; not queued again.")
+            raise RunError(f"{reason}; not requeued.")
         requeue(job)
 
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Within the block a process is started: it inherits blocked signals, and unblocks them itself.
+    """Block signals while a process is started; the new process unblocks them itself.
 
-    So none reaches it before it has handlers; those for this process wait for the block's end.
+    So no signal reaches it before it has handlers. Signals to this process wait until the block
+    ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *FORWARDED})
     try:
@@ -110,7 +111,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def start(launch: Launch, worker: int) -> "subprocess.Popen[bytes]":
-    """Start the process that works; within `signals_blocked`. Raises RunError if that fails."""
+    """Start the worker process, inside `signals_blocked`. Raises RunError if that fails."""
     call = [sys.executable, "-u", "-c", _ENTRY, str(launch.folder), str(worker)]
     try:
         with launch.log(worker).open("ab") as log:
@@ -122,29 +123,29 @@ def start(launch: Launch, worker: int) -> "subprocess.Popen[bytes]":
 
 
 def is_finished(launch: Launch, worker: int, code: int) -> bool:
-    """Whether a worker whose process ended with an exit code has no more to do.
+    """Whether a worker has finished, by the exit code of its process.
 
-    If not, the step that it died in has failed, and a new process is to go on. Raises RunError if
-    it died before any step.
+    If not, its current step is recorded as failed, and the caller must start a new process. Raises
+    RunError if the process died before its first step.
     """
     finished = code == 0 and launch.journal(worker).open_step() is None
     if finished or code == INTERRUPTED or launch.is_cancelled:
         return True
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    reason = f"its process ended with {how}, for want of memory or from outside"
+    reason = f"its process ended with {how}: it ran out of memory or was killed"
     if not fail_open_step(launch, worker, reason):
-        raise RunError(f"the worker ended with {how} before any step; its log says why.")
+        raise RunError(f"the worker ended with {how} before its first step; see its log.")
     return False
 
 
 def note_interruption(launch: Launch, worker: int, signal_name: str) -> None:
-    """Put into the journal of a worker that it was interrupted, and how far it has come."""
+    """Write to a worker's journal that it was interrupted, and its progress."""
     progress = progress_of(launch, worker)
     launch.journal(worker).write(state="interrupted", reason=signal_name, progress=progress)
 
 
 def environment_of(launch: Launch, worker: int) -> dict[str, str]:
-    """The environment of a worker: ours, the profile's, its threads and its accelerator."""
+    """The environment of a worker: that of this process, the profile, its threads and its GPU."""
     facts = launch.facts
     environment = os.environ | facts["environment"]
     if facts["threads"]:
@@ -157,7 +158,7 @@ def environment_of(launch: Launch, worker: int) -> dict[str, str]:
 
 
 def progress_of(launch: Launch, worker: int) -> int:
-    """Steps ended and batches done by a worker: a number that grows while it gets anywhere."""
+    """Progress of a worker: the number of its finished steps plus the batches of its last one."""
     events = launch.journal(worker).read()
     ended = sum(event.get("state") in ("done", "kept", "failed") for event in events)
     begun = [event["step"] for event in events if event.get("state") == "running"]
@@ -166,7 +167,7 @@ def progress_of(launch: Launch, worker: int) -> int:
 
 
 def fail_open_step(launch: Launch, worker: int, reason: str, *, interrupted: bool = False) -> bool:
-    """Record the step that a worker left open as failed; False if it left none."""
+    """Record the unfinished step of a worker as failed; False if it has none."""
     journal = launch.journal(worker)
     step = journal.last_step("interrupted") if interrupted else journal.open_step()
     if step is None:
@@ -180,7 +181,7 @@ def fail_open_step(launch: Launch, worker: int, reason: str, *, interrupted: boo
 
 
 def _last_log_lines(log: Path) -> str:
-    """What the process of a worker printed last; "" if nothing."""
+    """The last lines that the process of a worker printed; "" if none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))

@@ -1,7 +1,7 @@
-"""Workers on this machine: how they share it, and their processes, one for each.
+"""Workers on this machine: their shares of it, and their processes, one for each worker.
 
-All take steps from one queue, each the next that no other has taken. `grid` starts their processes
-itself, and starts another where one dies in a cell.
+All workers take steps from one queue. `grid` starts their processes, and replaces a process that
+dies during a cell.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Share:
-    """What each worker of a pool gets. `devices`: one a worker, None where there are none."""
+    """Number of workers (`jobs`) and the resources of each. devices: one per worker, or None."""
 
     jobs: int
     threads: int | None
@@ -33,7 +33,7 @@ class Share:
 
 
 def visible_accelerators() -> list[str]:
-    """The accelerators that we may use, as CUDA_VISIBLE_DEVICES names them, or all there are."""
+    """The GPUs in CUDA_VISIBLE_DEVICES, or all if it is not set."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip()]
@@ -43,31 +43,31 @@ def visible_accelerators() -> list[str]:
 
 
 def divide_resources(jobs: int | None, cells_per_gpu: int, device: str | None, steps: int) -> Share:
-    """Divide the machine among workers.
+    """Divide the machine among workers. Raises ConfigError.
 
-    jobs: as asked for; by default a worker for each place on an accelerator, and without one a
-    single worker with all cores. A device with a number (`cuda:1`) is for all. Raises ConfigError.
+    jobs: number of workers; None: `cells_per_gpu` workers per GPU, or, without GPU, one worker with
+    all cores. All workers share a device with a number (`cuda:1`).
     """
     if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: give 1 or more.")
+        raise ConfigError(f"--jobs {jobs}: must be 1 or more.")
     if cells_per_gpu < 1:
-        raise ConfigError(f"--cells-per-gpu {cells_per_gpu}: give 1 or more.")
+        raise ConfigError(f"--cells-per-gpu {cells_per_gpu}: must be 1 or more.")
     found = visible_accelerators() if device in (None, "cuda") else []
     places = [name for name in found for _ in range(cells_per_gpu)]
     count = max(1, min(jobs or len(places) or 1, steps))
     if places and count > len(places):
         raise ConfigError(
-            f"--jobs {count}: there is room for {len(places)} on {len(found)} accelerators; take "
+            f"--jobs {count}: {len(found)} GPUs have places for {len(places)} jobs; set "
             f"--cells-per-gpu {-(-count // len(found))} or fewer jobs."
         )
     threads = None if count == 1 else max(1, usable_cores() // count)
-    # In turn: two workers on two accelerators, not both on the first.
+    # In turn: two workers use two GPUs, not both the first.
     devices: list[str | None] = [found[n % len(found)] for n in range(count)] if found else []
     return Share(count, threads, devices or None)
 
 
 class Pool:
-    """The processes of some workers of a launch."""
+    """The running processes of workers of a launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -80,7 +80,7 @@ class Pool:
             self.processes[worker] = start(self.launch, worker)
 
     def replace_ended(self) -> None:
-        """Forget processes that ended, and start another where one died in a cell."""
+        """Remove processes that ended, and start a new one for each that died during a cell."""
         for worker, process in list(self.processes.items()):
             code = process.poll()
             if code is None:
@@ -91,12 +91,12 @@ class Pool:
                     note_interruption(self.launch, worker, "")
                 if not is_finished(self.launch, worker, code):
                     self.start(worker)
-            except (RunError, OSError) as error:  # the steps that it leaves have no end
+            except (RunError, OSError) as error:  # its remaining steps get no final state
                 with contextlib.suppress(OSError), self.launch.log(worker).open("a") as log:
                     log.write(f"{error}\n")
 
     def report(self, workers: range, on_event: OnEvent) -> None:
-        """Hand the events of steps that are new in the journals to `on_event`."""
+        """Call `on_event` with each new event of a step in the workers' journals."""
         for worker in workers:
             events = self.launch.journal(worker).read()
             for event in events[self._reported.get(worker, 0) :]:
@@ -105,12 +105,12 @@ class Pool:
             self._reported[worker] = len(events)
 
     def end(self) -> None:
-        """End all processes after a checkpoint; on another Ctrl-C at once."""
+        """End all processes after a checkpoint; on a second Ctrl-C at once."""
         self.launch.cancel()
         try:
             self._signal(signal.SIGTERM)
             while self.processes:
-                self.replace_ended()  # of a cancelled launch none is started again
+                self.replace_ended()  # starts none, because the launch is cancelled
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             self._signal(signal.SIGKILL)
@@ -122,10 +122,10 @@ class Pool:
 
 
 def run_pool(launch: Launch, workers: range, on_event: OnEvent) -> None:
-    """Run workers of a launch to their end; `on_event` gets the events of their steps.
+    """Run workers of a launch to their end; `on_event` is called with the events of their steps.
 
-    KeyboardInterrupt ends all workers, each after a checkpoint; a second one at once. Raises
-    RunError if no process can be started.
+    A KeyboardInterrupt ends all workers after a checkpoint, a second one at once. Raises RunError
+    if no process can be started.
     """
     pool = Pool(launch)
     try:
@@ -143,7 +143,7 @@ def run_pool(launch: Launch, workers: range, on_event: OnEvent) -> None:
 
 
 def signal_workers(launch: Launch, number: signal.Signals) -> int:
-    """Send a signal to the processes of a launch that work on this host; returns how many."""
+    """Send a signal to the worker processes of a launch on this host; returns their number."""
     latest = {n: event for n, event in launch.events() if event.get("state") == "started"}
     alive = [event["pid"] for event in latest.values() if is_dead(event) is False]
     for pid in alive:

@@ -1,11 +1,11 @@
-"""What a launch is, as text: its steps, who works on which, and what became of them.
+"""A launch on disk: its steps, the share of each worker, and the workers' events.
 
-DIR/.launch/ID/launch.json      when, by whom, with what options, and the packs of steps
-DIR/.launch/ID/steps.jsonl      a step a line: what to ask for, so that a worker makes the same cell
-DIR/.launch/ID/workers/N.jsonl  what worker N did, a line an event; N.log: what it printed
-DIR/.launch/ID/jobs.json        on Slurm: which job has which pack
-DIR/.launch/ID/cancelled        there is one once the launch was cancelled
-DIR/.launch/ID/submitit/        what submitit keeps for itself; nothing of it is read for results
+DIR/.launch/ID/launch.json      time, launcher, options, and the packs of steps
+DIR/.launch/ID/steps.jsonl      one step per line: the request from which a worker makes the cell
+DIR/.launch/ID/workers/N.jsonl  journal of worker N, one event per line; N.log: its output
+DIR/.launch/ID/jobs.json        Slurm only: the pack of each job
+DIR/.launch/ID/cancelled        exists if the launch was cancelled
+DIR/.launch/ID/submitit/        files of submitit; they are not read for results
 """
 
 import json
@@ -41,7 +41,7 @@ class Launch:
     def create(
         cls, directory: Path, steps: Sequence[Step], packs: Sequence[tuple[int, int]], **facts: Any
     ) -> "Launch":
-        """Write down a launch. packs: first step and end of what each worker does, in order."""
+        """Write a new launch. packs: first step and end of each worker's share, in order."""
         folder = directory.resolve() / FOLDER
         folder /= _next_name([place.name for place in folder.glob("*-*")])
         (folder / "workers").mkdir(parents=True)
@@ -49,7 +49,7 @@ class Launch:
         with atomic(folder / "steps.jsonl") as temporary:
             temporary.write_text("".join(map(_line, steps)), encoding="utf-8")
         write_json(folder / "launch.json", {"schema_version": 1, **facts})
-        # Options may hold what is nobody else's business.
+        # Options may contain private values.
         (folder / "launch.json").chmod(0o600)
         return cls(folder, facts)
 
@@ -72,7 +72,7 @@ class Launch:
         return [json.loads(line)["id"] for line in self._lines()]
 
     def lines(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """What steps.jsonl says of the steps of one pack."""
+        """The lines of steps.jsonl for the steps of one pack."""
         return [json.loads(line) for line in self._lines()[start:stop]]
 
     def _lines(self) -> list[str]:
@@ -85,38 +85,38 @@ class Launch:
         return Journal(self.folder / "workers" / f"{worker}.jsonl")
 
     def log(self, worker: int) -> Path:
-        """Where the output of one worker goes."""
+        """The file with the output of one worker."""
         return self.folder / "workers" / f"{worker}.log"
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """All events of the workers: worker, event; a worker's own in their order."""
+        """All events as pairs (worker, event); those of one worker in order."""
         for file in sorted((self.folder / "workers").glob("*.jsonl"), key=lambda f: int(f.stem)):
             for event in Journal(file).read():
                 yield int(file.stem), event
 
     def failures(self) -> dict[str, str]:
-        """The steps that failed in this launch, with the reason."""
+        """The failed steps of this launch, with the reason."""
         return {
             event["step"]: event["reason"]
             for _, event in self.events()
             if event.get("state") == "failed"
         }
 
-    # -- ending it
+    # -- cancelling
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether a user has cancelled it: then nothing of it is started again."""
+        """Whether a user has cancelled the launch; none of its steps is started again."""
         return (self.folder / "cancelled").exists()
 
     def cancel(self) -> None:
-        """Mark it as cancelled."""
+        """Mark the launch as cancelled."""
         (self.folder / "cancelled").touch()
 
     # -- jobs of a scheduler
 
     def jobs(self) -> dict[str, int]:
-        """Job of a scheduler -> the pack that it works on; {} before any was submitted."""
+        """Job of the scheduler -> its pack; {} before any job was submitted."""
         try:
             return {str(k): int(v) for k, v in json.loads(self._jobs.read_text("utf-8")).items()}
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Launch:
             raise RunError(f"{self._jobs}: is damaged ({error}).") from error
 
     def add_jobs(self, jobs: dict[str, int]) -> None:
-        """Write down jobs that were submitted."""
+        """Record submitted jobs."""
         write_json(self._jobs, self.jobs() | jobs)
 
     @property
@@ -135,7 +135,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Journal:
-    """A file of events that one process writes and others read."""
+    """A file of events, written by one process and read by others."""
 
     file: Path
 
@@ -145,7 +145,7 @@ class Journal:
             file.write(json.dumps({"time": timestamp(), **event}) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole events."""
+        """All complete events."""
         try:
             lines = self.file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -153,17 +153,17 @@ class Journal:
         return list(_whole(lines))
 
     def open_step(self) -> str | None:
-        """The step that was begun and has no end: of a worker that is gone, what it died of."""
+        """The step that was started and has no final state; of a dead worker, where it died."""
         return self.last_step("running")
 
     def last_step(self, state: str) -> str | None:
-        """The step of the last event of a step, if it came to `state`."""
+        """The step of the last event of any step, if that event has the state `state`."""
         events = [event for event in self.read() if "step" in event]
         return str(events[-1]["step"]) if events and events[-1]["state"] == state else None
 
 
 def _next_name(there: Sequence[str]) -> str:
-    """A name that sorts after those that are there, even if the clock was set back."""
+    """A name that sorts after the existing ones, even if the clock was set back."""
     now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     latest = max([now, *(name[: len(now)] for name in there)])
     return f"{latest}-{len(there):04d}-{uuid.uuid4().hex[:6]}"
@@ -174,13 +174,13 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # cut off by a crash
+            continue  # incomplete after a crash
         if isinstance(event, dict):
             yield event
 
 
 def launches(directory: Path) -> list[Launch]:
-    """The launches of a folder of runs, oldest first; half-written ones are left out."""
+    """The launches of a folder of runs, oldest first; half-written ones are skipped."""
     files = sorted((directory / FOLDER).glob("*/launch.json"))
     return [Launch.open(file.parent) for file in files]
 
@@ -195,7 +195,7 @@ def _line(step: Step) -> str:
 def read_step(line: dict[str, Any], models: "Models | None" = None) -> Step:
     """The step of a line of steps.jsonl; `models` as for `resolve`.
 
-    Raises ConfigError if it is another one now: the code, the data or the weights have changed.
+    Raises ConfigError if its id is different now, because code, data or weights have changed.
     """
     request = dict(line["request"])
     if request["input_size"] is not None:
@@ -204,7 +204,7 @@ def read_step(line: dict[str, Any], models: "Models | None" = None) -> Step:
     step = Step(cell, bool(line["warms_up"]))
     if step.id != line["id"]:
         raise ConfigError(
-            f"{line['id']}: is {step.id} now: the code, the weights or the presets have changed "
-            "since it was planned; run the same `ctta-bench grid` again."
+            f"{line['id']}: is now {step.id}, because code, weights or presets have changed since "
+            "it was planned; run the same `ctta-bench grid` again."
         )
     return step

@@ -1,4 +1,4 @@
-"""Profiles: what a cluster asks for, as YAML; in the project, in the user's folder, or by path."""
+"""Profiles of clusters as YAML files: in the project, in the user's folder, or by path."""
 
 import difflib
 import os
@@ -12,13 +12,13 @@ from ctta_bench.config.validation import validate
 from ctta_bench.config.yaml import read_yaml
 from ctta_bench.errors import ConfigError
 
-# One line of printable text: a line break would end the line of a job script that holds it.
+# One line of printable text: a line break would end its line in the job script.
 PrintableText = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Profile(BaseModel):
-    """What a job asks Slurm for, and how cells become jobs."""
+    """The resources of a Slurm job, and how cells are packed into jobs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,27 +27,32 @@ class Profile(BaseModel):
     qos: PrintableText | None = None
     constraint: PrintableText | None = None
     gres: PrintableText | None = Field(None, description="generic resources, e.g. gpu:a100:1")
-    gpus: int | None = Field(None, ge=0, description="accelerators a job")
-    cpus: int = Field(1, ge=1, description="cores a job; its threads")
-    memory_gb: float | None = Field(None, gt=0, description="memory a job; the cluster's default")
-    time_minutes: int = Field(60, ge=1, description="wall time of a job")
+    gpus: int | None = Field(None, ge=0, description="GPUs per job")
+    cpus: int = Field(1, ge=1, description="cores per job, also its number of threads")
+    memory_gb: float | None = Field(
+        None, gt=0, description="memory per job in GB; default: the cluster's"
+    )
+    time_minutes: int = Field(60, ge=1, description="wall time per job in minutes")
     signal_seconds: int | None = Field(
         None,
         ge=1,
-        description="how long before its end a job is signalled; a fifth of it, at most 90",
+        description="seconds before its end at which a job gets a signal; default: a fifth of the "
+        "wall time, at most 90",
     )
-    exclude: PrintableText | None = Field(None, description="nodes to stay away from")
+    exclude: PrintableText | None = Field(None, description="nodes to avoid")
     parallel: int | None = Field(
-        None, ge=1, description="jobs at once; as many as the cluster runs"
+        None, ge=1, description="jobs that run at the same time; default: no limit of our own"
     )
-    requeue: bool = Field(True, description="queue a job again that was stopped by a signal")
-    cells_per_job: int = Field(1, ge=1, description="cells packed into one job, one after another")
-    max_array: int | None = Field(None, ge=1, description="jobs an array; as the cluster says")
+    requeue: bool = Field(True, description="requeue a job that a signal stopped")
+    cells_per_job: int = Field(1, ge=1, description="cells per job, run one after another")
+    max_array: int | None = Field(
+        None, ge=1, description="jobs per array; default: the cluster's limit"
+    )
     setup: tuple[PrintableText, ...] = Field(
-        (), description="shell lines before the work, yours to answer for"
+        (), description="shell lines before the job's command; they are not checked"
     )
     environment: dict[Name, PrintableText] = Field(
-        {}, description="variables of the work; no secrets"
+        {}, description="environment variables of the job; they are stored, so no secrets"
     )
     options: dict[PrintableText, PrintableText | int | bool] = Field(
         {}, description="further options of sbatch"
@@ -55,18 +60,18 @@ class Profile(BaseModel):
 
     @property
     def lead_seconds(self) -> int:
-        """How long before its end a job is signalled to stop; it fits the wall time."""
+        """Seconds before its end at which a job gets a signal to stop."""
         return self.signal_seconds or min(90, max(5, self.time_minutes * 60 // 5))
 
 
 def folders() -> list[Path]:
-    """Where profiles are looked for: the project's folder first."""
+    """The folders that are searched for profiles, the project's folder first."""
     user = Path(platformdirs.user_config_dir("ctta-bench")) / "profiles"
     return [Path("profiles"), Path(".ctta-bench"), user]
 
 
 def load_profile(name_or_file: str) -> Profile:
-    """A profile by name or path. Raises ConfigError that says where was looked."""
+    """Load a profile by name or path. Raises ConfigError with the searched folders."""
     file = Path(name_or_file)
     if file.suffix not in (".yaml", ".yml") and os.sep not in name_or_file:
         known = {f.stem: f for folder in reversed(folders()) for f in sorted(folder.glob("*.yaml"))}
@@ -74,7 +79,7 @@ def load_profile(name_or_file: str) -> Profile:
             close = difflib.get_close_matches(name_or_file, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ConfigError(
-                f"unknown profile {name_or_file!r}; {hint}Looked for {name_or_file}.yaml in "
+                f"unknown profile {name_or_file!r}; {hint}Searched {name_or_file}.yaml in "
                 f"{', '.join(map(str, folders()))}."
             )
         file = known[name_or_file]
@@ -82,7 +87,7 @@ def load_profile(name_or_file: str) -> Profile:
 
 
 def parameters_of(profile: Profile) -> dict[str, Any]:
-    """Parameters for submitit; nothing in it passes through a shell but the setup lines."""
+    """Parameters for submitit; only the setup lines are run by a shell."""
     asked: dict[str, Any] = {
         "partition": profile.partition,
         "account": profile.account,

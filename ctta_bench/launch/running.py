@@ -1,4 +1,4 @@
-"""Running steps in this process, one after another: what every executor does in the end."""
+"""Running steps in this process, one after another; every executor uses this."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def run_grid(
     on_step: OnStep = lambda number, step, state: None,
     models: Models | None = None,
 ) -> Outcome:
-    """Plan the steps of `schedule` under `directory`, and run them as `run_steps` does."""
+    """Plan the steps of `schedule` under `directory`, and run them with `run_steps`."""
     check_writable(directory)
     steps = schedule(cells)
     write_planned(steps, directory)
@@ -51,10 +51,10 @@ def run_steps(
 ) -> Outcome:
     """Run planned steps one after another, each in its folder under `directory`.
 
-    A step that fails keeps its reason and the others go on; KeyboardInterrupt ends the grid after
-    a checkpoint. `on_step(number, step, state)` gets "running", "kept", "done", "failed", or
-    "elsewhere" for a cell that another process has. How they ended is recorded in `outcome`, where
-    there is one. models: those with which the cells were resolved.
+    If a step fails, its reason is recorded and the others run; a KeyboardInterrupt ends the grid
+    after a checkpoint. `on_step(number, step, state)` gets "running", then a final state: "kept",
+    "done", "failed", or "elsewhere" for a cell that another process runs. Final states are recorded
+    in `outcome`, which is returned. models: cache with which the cells were resolved.
     """
     outcome = Outcome() if outcome is None else outcome
     models = models or Models(several=True)
@@ -87,10 +87,10 @@ def run_step(
     warmup_failure: str = "",
     models: Models | None = None,
 ) -> tuple[str, str]:
-    """Run one step: its state (kept, done, failed, elsewhere), and the reason for the last two.
+    """Run one step; returns its final state (kept, done, failed, elsewhere) and a reason or "".
 
-    `begins` is called before one that is not done. `warmup_failure` says why the warm-up that it
-    starts from failed: such a cell is left alone, it would only fail again.
+    begins: called if the step is not done yet. warmup_failure: why its warm-up failed; the cell is
+    not run then, because it would fail, too.
     """
     folder = RunFolder(directory / step.id)
     try:
@@ -108,13 +108,13 @@ def run_step(
         return "elsewhere", str(error)
     except CttaBenchError as error:
         return "failed", str(error)
-    except Exception as error:  # a method may raise anything; the folder's log has the traceback
+    except Exception as error:  # methods may raise any error; log.txt has the traceback
         return "failed", f"{type(error).__name__}: {error}"
     return "done", ""
 
 
 def check_done(step: Step, folder: RunFolder) -> None:
-    """Raise RunError if a finished step is another one, damaged, or lacks the models asked for."""
+    """Raise RunError if a finished step has another configuration, or lacks requested results."""
     folder.check_configuration(step.record)
     if not step.warms_up:
         check_kept(folder, step.cell.request.keep_models)

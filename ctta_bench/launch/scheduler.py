@@ -1,4 +1,4 @@
-"""What Slurm knows: few calls, whatever the number of jobs, and no failure that stops us."""
+"""Calls of Slurm: few, for any number of jobs. A failure to get states does not stop the caller."""
 
 import getpass
 import re
@@ -12,21 +12,21 @@ from ctta_bench.errors import RunError
 
 SECONDS = 30
 ATTEMPTS = 3
-DEFAULT_ARRAY_LIMIT = 1001  # Slurm's own
+DEFAULT_ARRAY_LIMIT = 1001  # Slurm's default
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as Slurm sees it: PENDING, RUNNING, COMPLETED, TIMEOUT, ...; why it waits."""
+    """State of a job in Slurm (PENDING, RUNNING, COMPLETED, TIMEOUT, ...) and why it waits."""
 
     state: str
     reason: str = ""
 
 
 def _call(*words: str) -> str:
-    """The output of a command of Slurm. Raises RunError if it is not there or fails."""
+    """The output of a Slurm command. Raises RunError if the command is missing or fails."""
     if shutil.which(words[0]) is None:
-        raise RunError(f"{words[0]}: not found; is this a machine with Slurm?")
+        raise RunError(f"{words[0]}: not found; run this on a machine of the Slurm cluster.")
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=SECONDS, check=False, errors="replace"
@@ -40,9 +40,9 @@ def _call(*words: str) -> str:
 
 
 def job_states(jobs: Iterable[str]) -> tuple[dict[str, JobState], list[str]]:
-    """States of jobs (`12`, `12_3`) that Slurm still knows, and what could not be asked.
+    """States of jobs (`12`, `12_3`) that Slurm still lists, and errors of its commands.
 
-    One call of squeue, and one of sacct for those that have left the queue, where there is sacct.
+    One call of squeue, and one of sacct, if installed, for jobs that have left the queue.
     """
     wanted, problems = set(jobs), []
     states: dict[str, JobState] = {}
@@ -67,7 +67,7 @@ def _parse(text: str) -> dict[str, JobState]:
         job, state, *reason = line.split("|")
         words = state.split()  # "CANCELLED by 0"
         if words:
-            # An array that has not begun is one line: 12_[3-5,8%2].
+            # An array that has not started is one line: 12_[3-5,8%2].
             for one in _expanded(job):
                 states[one] = JobState(words[0].rstrip("+"), reason[0] if reason else "")
     return states
@@ -77,7 +77,7 @@ def _expanded(job: str) -> list[str]:
     found = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job)
     if found is None:
         return [job]
-    ranges = [part.partition("-") for part in found[2].split(",")]
+    ranges = [text.partition("-") for text in found[2].split(",")]
     return [
         f"{found[1]}_{n}"
         for first, _, last in ranges
@@ -86,21 +86,21 @@ def _expanded(job: str) -> list[str]:
 
 
 def state_of(job: str) -> str:
-    """The state of one job, by its own number; "" if Slurm knows it no more, or does not answer."""
+    """The state of one job by its number; "" if Slurm does not list it or does not answer."""
     for attempt in range(ATTEMPTS):
         try:
             words = _call("squeue", "-h", "-j", job, "-o", "%T").split()
         except RunError as error:
             if "Invalid job id" in str(error) or attempt == ATTEMPTS - 1:
                 return ""
-            time.sleep(2)  # a controller that is busy, or starts again
+            time.sleep(2)  # the controller may be busy or restarting
         else:
             return words[0] if words else ""
     return ""
 
 
 def requeue(job: str) -> None:
-    """Queue a running job again. Raises RunError."""
+    """Requeue a running job. Raises RunError."""
     _call("scontrol", "requeue", job)
 
 
@@ -112,7 +112,7 @@ def cancel(jobs: Iterable[str]) -> None:
 
 
 def array_limit() -> int:
-    """How many jobs one array may have on this cluster."""
+    """Maximum number of jobs in one array on this cluster."""
     try:
         found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config"), re.M)
     except RunError:

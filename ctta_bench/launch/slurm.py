@@ -1,4 +1,4 @@
-"""Submitting a launch to Slurm: arrays of packed jobs, through submitit."""
+"""Submitting a launch to Slurm: arrays of jobs, one per pack of steps, through submitit."""
 
 import re
 import shlex
@@ -15,9 +15,9 @@ from ctta_bench.launch.profiles import Profile, parameters_of
 from ctta_bench.launch.scheduler import array_limit
 from ctta_bench.launch.steps import Array, arrays
 
-# A signal in the first moments would end Python before it has handlers.
+# Ignore signals until Python has its handlers; before, they would end it.
 _PATIENT = """sh -c 'trap "" TERM USR1 USR2; exec "$@"' sh """
-_COUNTED_BY_US = 1_000_000  # submitit's own limit of time-outs; ours goes by progress (job.py)
+_COUNTED_BY_US = 1_000_000  # disables submitit's limit of time-outs; job.py checks progress
 
 
 def submit(
@@ -28,8 +28,8 @@ def submit(
 ) -> list[str]:
     """Submit the packs of a launch; returns the numbers of the arrays.
 
-    waves: that of each pack. `on_submit(array, jobs)` is called for each array. Raises RunError
-    if Slurm refuses one; what was submitted before stays so, and is written down.
+    waves: that of each pack. `on_submit(array, jobs)` is called for each array. Raises RunError if
+    Slurm rejects an array; arrays submitted before it stay submitted and are recorded.
     """
     limit = profile.max_array or array_limit()
     numbers: list[str] = []
@@ -55,15 +55,15 @@ def _submit_array(
         )
     except RuntimeError as error:
         raise RunError(
-            "--executor slurm: there is no `srun` on this machine; log in to one of the cluster, "
-            "or take --executor local."
+            "--executor slurm: this machine has no `srun`; log in to a machine of the cluster, or "
+            "use --executor local."
         ) from error
     asked: dict[str, Any] = parameters_of(profile) | {
         "job_name": re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ctta-{launch.directory.name}")[:64],
         "array_parallelism": profile.parallel or len(array.packs),
     }
     if after:
-        # Any end: cells whose warm-up failed say so themselves.
+        # "afterany", not "afterok": cells whose warm-up failed record that themselves.
         asked["dependency"] = "afterany:" + ":".join(after)
     executor.update_parameters(**asked)
     try:
@@ -71,14 +71,15 @@ def _submit_array(
             jobs = [executor.submit(Job(str(launch.folder), pack)) for pack in array.packs]
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise RunError(f"Slurm refuses the jobs: {lines[-1] if lines else error}") from error
+        raise RunError(f"Slurm rejected the jobs: {lines[-1] if lines else error}") from error
     return [str(job.job_id) for job in jobs]
 
 
 def folder_of_submitit(launch: Launch) -> Path:
-    """Where submitit keeps its files: in the launch's folder, unless Slurm could not name it.
+    """The folder for submitit's files: in the launch's folder, or in ~/.ctta-bench.
 
-    Slurm and submitit fill in what follows a percent sign, and take a backslash for an escape.
+    The latter if the path contains a percent sign, a backslash or a control character: Slurm and
+    submitit would interpret these.
     """
     folder = launch.folder / "submitit"
     if not re.search(r"[%\\\x00-\x1f]", str(folder)):

@@ -1,10 +1,10 @@
-"""How the cells of a folder stand: what their folders say, and what the scheduler adds to it.
+"""Status of all cells of a folder, from their run folders and from the scheduler.
 
-done, running, failed   by the folder alone
-finishing               its job has ended well, but the result is not yet to be seen
-queued, preempted       a job has it and waits; preempted if it ran before
-timeout, cancelled      its job ended so before the cell did
-missing                 nobody has it: not begun, or stopped on the way
+done, running, failed   according to the run folder
+finishing               its job ended normally, but the result is not visible yet
+queued, preempted       its job waits; preempted if the cell ran before
+timeout, cancelled      its job ended that way before the cell was done
+missing                 no job has it: not started, or stopped before its end
 """
 
 import os
@@ -32,14 +32,14 @@ STATES = (
     "done",
 )
 UNDER_WAY = ("running", "finishing", "queued", "preempted")
-# A network file system may show a file this much later on another machine.
+# On a network file system a new file may be visible this much later on another machine.
 GRACE_SECONDS = 60.0
-BEFORE_TIMEOUT = "SIGUSR2"  # what submitit has Slurm send before a job's time is over
+BEFORE_TIMEOUT = "SIGUSR2"  # submitit makes Slurm send it shortly before a job's time limit
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell on the board. `attempt` counts from 1; `signal` is the last that interrupted it."""
+    """Status of one cell. attempt: from 1. signal: the last that interrupted the cell."""
 
     experiment: str
     cell: str
@@ -59,7 +59,7 @@ class CellStatus:
 
 @dataclass(frozen=True)
 class FolderStatus:
-    """The lines, and what could not be asked."""
+    """Status of all cells, and errors of the scheduler."""
 
     cells: list[CellStatus]
     problems: list[str]
@@ -67,17 +67,17 @@ class FolderStatus:
     @property
     def is_done(self) -> bool:
         """Whether every cell has its result."""
-        return bool(self.cells) and all(line.state == "done" for line in self.cells)
+        return bool(self.cells) and all(cell.state == "done" for cell in self.cells)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something will still change by itself."""
-        return any(line.state in UNDER_WAY for line in self.cells)
+        """Whether any cell will still change its state by itself."""
+        return any(cell.state in UNDER_WAY for cell in self.cells)
 
 
 @dataclass
 class _WorkerShare:
-    """The pack of one worker of a launch."""
+    """The share of one worker of a launch: its pack of steps, and its job."""
 
     launch: Launch
     worker: int
@@ -99,12 +99,12 @@ class _WorkerShare:
 
 
 def folder_status(directory: Path) -> FolderStatus:
-    """The lines of all cells below a directory, in the order of their names.
+    """Status of all cells below a directory, sorted by experiment and cell.
 
-    Asks the scheduler twice at most, however many cells there are. Raises RunError if the directory
+    Calls the scheduler at most twice, for any number of cells. Raises RunError if the directory
     does not exist.
     """
-    with gc_paused():  # a fifth of the time
+    with gc_paused():  # saves a fifth of the time
         return _folder_status(directory)
 
 
@@ -118,9 +118,9 @@ def _folder_status(directory: Path) -> FolderStatus:
 
 
 def _launches(directory: Path, cells: set[str]) -> list[Launch]:
-    """Those of a folder, of the experiments in it, and of the experiment that it is a cell of.
+    """Launches of a folder, of its subfolders, and of its parent (if the folder is a cell).
 
-    Oldest first. cells: names of folders that are not looked into.
+    Oldest first. cells: names of subfolders that are skipped.
     """
     with os.scandir(directory) as entries:
         below = [Path(e.path) for e in entries if e.name not in cells and e.is_dir()]
@@ -130,7 +130,7 @@ def _launches(directory: Path, cells: set[str]) -> list[Launch]:
 
 
 def _shares(made: Iterable[Launch], cells: set[str]) -> dict[str, _WorkerShare]:
-    """Which worker has, or last had, each of some cells."""
+    """The worker share that contains each of some cells, or contained it last."""
     found: dict[str, _WorkerShare] = {}
     for launch in made if cells else ():
         ids = launch.ids()
@@ -138,7 +138,7 @@ def _shares(made: Iterable[Launch], cells: set[str]) -> dict[str, _WorkerShare]:
         for worker, (start, stop) in enumerate(launch.facts["packs"]):
             share = _WorkerShare(launch, worker, job_of.get(worker))
             for cell in ids[start:stop]:
-                # Of several that share a queue it is the one that took the cell.
+                # Of workers with a common queue, the one that took the cell.
                 shared = launch.facts["shared"] and cell in found and found[cell].launch is launch
                 if cell in cells and (not shared or cell in share.ends):
                     found[cell] = share
@@ -158,8 +158,10 @@ def _add_job_states(shares: dict[str, _WorkerShare]) -> list[str]:
 def _line(row: StatusRow, share: _WorkerShare | None, clock: FileClock) -> CellStatus:
     state, reason = row.state, row.reason
     if state == "incomplete":
-        whole = row.total is not None and row.done == row.total
-        state = "finishing" if whole and abs(clock.now - row.changed) < GRACE_SECONDS else "missing"
+        complete = row.total is not None and row.done == row.total
+        state = (
+            "finishing" if complete and abs(clock.now - row.changed) < GRACE_SECONDS else "missing"
+        )
         reason = "its result is being written" if state == "finishing" else reason
     if share is not None and state in ("missing", "failed"):
         state, reason = _by_job(row, share, state, reason, clock)
@@ -184,7 +186,7 @@ def _line(row: StatusRow, share: _WorkerShare | None, clock: FileClock) -> CellS
 def _by_job(
     row: StatusRow, share: _WorkerShare, state: str, reason: str, clock: FileClock
 ) -> tuple[str, str]:
-    """State and reason of a cell without result that nobody holds, by its job."""
+    """State and reason of a cell without result that no process runs, according to its job."""
     if share.launch.facts["executor"] != "slurm":
         return _by_launcher(row, share, state, reason)
     job, end = share.state, share.ends.get(row.cell, {}).get("state")
@@ -192,16 +194,14 @@ def _by_job(
     if name in ("PENDING", "REQUEUED", "PREEMPTED", "NODE_FAIL", "SUSPENDED"):
         why = job.reason if job and job.reason not in ("", "None") else name.lower()
         if row.done or row.attempt > 1:
-            return "preempted", f"at batch {row.done}, waits to go on ({why})"
+            return "preempted", f"at batch {row.done}, waits to resume ({why})"
         return "queued", f"waits ({why})"
     if state == "failed" or end == "failed":
         return "failed", reason if state == "failed" else share.ends[row.cell]["reason"]
     if name == "COMPLETING":
         return "finishing", "its job is ending"
     if name in ("RUNNING", "CONFIGURING"):
-        return (
-            ("running", "beginning") if end == "running" else ("queued", "its job runs, it is next")
-        )
+        return ("running", "starting") if end == "running" else ("queued", "waits in a running job")
     if name == "CANCELLED" or share.launch.is_cancelled:
         return "cancelled", f"cancelled at batch {row.done}"
     if name == "TIMEOUT":
@@ -212,29 +212,29 @@ def _by_job(
 def _after(
     row: StatusRow, share: _WorkerShare, name: str, end: str | None, clock: FileClock
 ) -> tuple[str, str]:
-    """A cell whose job is gone: its result may not be to be seen yet."""
+    """State and reason of a cell whose job has ended; its result may not be visible yet."""
     if end in ("done", "kept", "running") and _is_recent(row, share, clock):
-        return "finishing", f"job {share.job} has ended, its result is awaited"
-    told = f"job {share.job} ended ({name})" if name else f"job {share.job} has left the queue"
+        return "finishing", f"job {share.job} has ended, the result is not visible yet"
+    ended = f"job {share.job} ended ({name})" if name else f"job {share.job} has left the queue"
     if end in ("done", "kept"):
-        return "failed", f"{told}, its result never came"
+        return "failed", f"{ended}, but there is no result"
     if end == "running":
-        return "failed", f"{told} in this cell"
-    if end == "interrupted":  # after a checkpoint, and nobody queues it again
+        return "failed", f"{ended} during this cell"
+    if end == "interrupted":  # after a checkpoint, and it is not requeued
         return _stopped(row, share.ends[row.cell]["reason"])
-    return "missing", f"{told} before it"
+    return "missing", f"{ended} before this cell"
 
 
 def _is_recent(row: StatusRow, share: _WorkerShare, clock: FileClock) -> bool:
-    """Whether a cell or the worker that had it wrote something a moment ago."""
+    """Whether a cell or its worker wrote a file within the last `GRACE_SECONDS`."""
     journal = share.launch.journal(share.worker).file
-    # Both ways: clocks jump.
+    # Absolute values, because clocks may jump.
     return min(abs(clock.now - row.changed), abs(clock.age_of(journal))) < GRACE_SECONDS
 
 
 def _stopped(row: StatusRow, signal: str) -> tuple[str, str]:
-    """A cell whose job was told to stop and is not queued again."""
-    place = f"after {row.done} of {row.total or '?'} batches; grid goes on there"
+    """State and reason of a cell whose job was stopped by a signal and is not requeued."""
+    place = f"after {row.done} of {row.total or '?'} batches; `grid` resumes it"
     if signal == BEFORE_TIMEOUT:
         return "timeout", f"timeout {place}"
     return "missing", f"stopped by {signal} {place}"
@@ -247,14 +247,14 @@ def _by_launcher(row: StatusRow, share: _WorkerShare, state: str, reason: str) -
     if share.launch.is_cancelled:
         return "cancelled", f"cancelled at batch {row.done}"
     if share.launcher_lives:
-        return ("running", "beginning") if end == "running" else ("queued", "waits for a worker")
+        return ("running", "starting") if end == "running" else ("queued", "waits for a worker")
     return state, reason
 
 
-def counts(lines: list[CellStatus]) -> dict[str, dict[str, int]]:
-    """How many cells of each experiment are in each state that occurs."""
+def counts(cells: list[CellStatus]) -> dict[str, dict[str, int]]:
+    """Number of cells in each state that occurs, by experiment."""
     found: dict[str, dict[str, int]] = {}
-    for line in lines:
-        of = found.setdefault(line.experiment, {})
-        of[line.state] = of.get(line.state, 0) + 1
+    for cell in cells:
+        of = found.setdefault(cell.experiment, {})
+        of[cell.state] = of.get(cell.state, 0) + 1
     return {name: {s: of[s] for s in STATES if s in of} for name, of in found.items()}

@@ -1,6 +1,6 @@
-"""The steps of a grid: their order, packs and arrays of them for jobs, and their outcome.
+"""The steps of a grid: their order, their packs and arrays for jobs, and their outcome.
 
-Loaded in no time, without torch.
+Fast to import: without torch.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Outcome:
     kept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     warmups: list[str] = field(default_factory=list)  # those that were run
-    elsewhere: list[str] = field(default_factory=list)  # another process has them
+    elsewhere: list[str] = field(default_factory=list)  # those that another process runs
 
     def record(self, step: "Step", state: str, reason: str = "") -> None:
         """Record a step's final state: kept, done, failed or elsewhere."""
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def record(self) -> CellRecord:
-        """What stands in the folder's cell.yaml."""
+        """The content of the folder's cell.yaml."""
         return self.cell.warmup if self.warms_up and self.cell.warmup else self.cell.record
 
     @property
@@ -53,51 +53,48 @@ class Step:
 
     @property
     def needs(self) -> str | None:
-        """The id of the warm-up that has to be there first."""
+        """The id of the warm-up that must be done first; None without one."""
         warmup = self.cell.warmup
         return None if self.warms_up or warmup is None else str(warmup["id"])
 
 
 def schedule(cells: Sequence[Cell]) -> list[Step]:
-    """The cells in their order, and before them each warm-up once."""
+    """Each warm-up once, then the cells in their order."""
     warmups = {cell.warmup["id"]: Step(cell, True) for cell in cells if cell.warmup is not None}
     return [*warmups.values(), *map(Step, cells)]
 
 
 def write_planned(steps: Sequence[Step], directory: Path) -> None:
-    """Write the configuration of every step, so that `status` knows what is to come."""
+    """Write cell.yaml of every planned step, so that `status` lists it."""
     for step in steps:
         RunFolder(directory / step.id).plan(step.record)
 
 
 @dataclass(frozen=True)
 class Array:
-    """Packs that are submitted together: `packs` are their numbers, `after` arrays to wait for."""
+    """Packs that are submitted as one array. packs: their numbers. after: arrays to wait for."""
 
     packs: range
     after: tuple[int, ...]
 
 
 def wave_of(step: Step) -> int:
-    """0: warm-ups; 1: what needs none; 2: what starts from one."""
+    """0: warm-ups; 1: cells without warm-up; 2: cells that start from one."""
     return 0 if step.warms_up else 1 if step.needs is None else 2
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Steps by wave, and in a wave those of one benchmark and model after one another.
+    """Steps sorted by wave, then by benchmark and model, so that a process reads a model once."""
 
-    So a process reads their model once.
-    """
-
-    def alike(step: Step) -> tuple[int, str, str]:
+    def order(step: Step) -> tuple[int, str, str]:
         request = step.cell.request
         return wave_of(step), request.benchmark, str(request.model)
 
-    return sorted(steps, key=alike)
+    return sorted(steps, key=order)
 
 
 def pack(steps: Sequence[Step], size: int) -> list[tuple[int, int]]:
-    """Packs of at most `size` steps in their order, none over two waves: first step and end."""
+    """Packs of at most `size` successive steps of one wave, each as (first step, end)."""
     packs: list[tuple[int, int]] = []
     start = 0
     for wave in range(3):
@@ -110,8 +107,8 @@ def pack(steps: Sequence[Step], size: int) -> list[tuple[int, int]]:
 def arrays(waves: Sequence[int], limit: int, parallel: int | None) -> list[Array]:
     """Arrays of at most `limit` packs. waves: that of each pack, ascending.
 
-    What starts from a warm-up waits for all arrays of warm-ups. Where `parallel` has to hold over
-    several arrays, each waits for the one before: Slurm bounds the jobs of one array alone.
+    Cells that start from a warm-up wait for all arrays of warm-ups. If `parallel` limits several
+    arrays, each waits for the one before it: Slurm limits the parallel jobs of one array only.
     """
     chunks = [
         range(n, min(n + limit, first + waves.count(wave)))

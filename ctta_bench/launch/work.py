@@ -1,11 +1,11 @@
-"""The process that does the work of one worker; job.py starts it, and another if it dies.
+"""The process of one worker; job.py starts it, and a new one if it dies.
 
-It goes through its steps, writes what becomes of them to its journal, and ends:
+It runs its steps, writes their states to its journal, and ends with an exit code:
 
-0   every step has come to its end, well or not
-75  interrupted, after a checkpoint: to be begun again
+0   every step has a final state, successful or not
+75  interrupted after a checkpoint, to be started again
 
-Anything else is a crash in the step that the journal leaves open.
+Any other code is a crash in the step that has no final state in the journal.
 """
 
 import os
@@ -29,17 +29,17 @@ from ctta_bench.run.loggers import Logger, make_loggers
 from ctta_bench.run.options import RunOptions
 from ctta_bench.source_models.shared import Models
 
-# Once nothing else is left to do, cells of others are looked at again: an owner that died is so by
-# then, one that lives keeps its cell.
+# At the end, steps that other processes ran are tried again: by then a dead owner is recognised,
+# and a living one keeps its cell.
 PATIENCE_SECONDS = STALE_SECONDS + WATCH_SECONDS
 LOOK_AGAIN_SECONDS = 2.0
 
 
 def main(folder: Path, worker: int) -> int:
-    """Do the work; returns the exit code."""
+    """Run the steps of a worker; returns the exit code."""
     for number in STOP_SIGNALS:
         signal.signal(number, _stop)
-    # The parent has blocked them, so that none comes before there are handlers.
+    # The parent process has blocked these signals until the handlers are set.
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         launch = Launch.open(folder)
@@ -64,7 +64,7 @@ def _note_interruption(journal: Journal, signal_name: str) -> None:
 
 
 def work(launch: Launch, worker: int) -> None:
-    """Every step of a worker: first in their order, then again those that others had."""
+    """Run every step of a worker in order, then again those that other processes ran."""
     journal, models = launch.journal(worker), Models(several=True)
     ended = {e["step"] for e in journal.read() if e.get("state") in ("done", "kept", "failed")}
     waiting = []
@@ -83,13 +83,13 @@ def work(launch: Launch, worker: int) -> None:
             if is_owned(launch.directory / s.id) or not _run_to_end(launch, journal, s, models)
         ]
     for step in waiting:
-        journal.write(step=step.id, state="elsewhere", reason="another process has it")
+        journal.write(step=step.id, state="elsewhere", reason="another process runs it")
 
 
 def _run_to_end(launch: Launch, journal: Journal, step: Step, models: Models) -> bool:
-    """Run a step until a final state; False if another process has it."""
+    """Run a step until a final state; False if another process runs it."""
     facts = launch.facts
-    # Begun before: an interruption came between, and what was done until then is not to be lost.
+    # A step that was started and interrupted must be resumed, not deleted by `force`.
     begun = any(e.get("step") == step.id and e["state"] == "running" for e in journal.read())
     options = RunOptions(
         device=facts["device"] or default_device(),
@@ -120,7 +120,7 @@ def _resolved(line: dict[str, Any], journal: Journal, models: Models) -> Step | 
 
 
 def _claimed(launch: Launch, worker: int) -> Iterator[dict[str, Any]]:
-    """The steps of a worker: its pack, or of a shared pack those that it takes first."""
+    """The steps of a worker: all of its pack, or, of a shared pack, those that it claims first."""
     start, stop = launch.facts["packs"][worker]
     for number, line in enumerate(launch.lines(start, stop), start):
         if not launch.facts["shared"] or _claim(launch, number, worker):
@@ -128,7 +128,7 @@ def _claimed(launch: Launch, worker: int) -> Iterator[dict[str, Any]]:
 
 
 def _claim(launch: Launch, number: int, worker: int) -> bool:
-    """Take a step of the shared queue, unless another worker of this launch has taken it."""
+    """Claim a step of the shared queue; False if another worker of this launch has claimed it."""
     claims = launch.folder / "claims"
     claims.mkdir(exist_ok=True)
     try:
@@ -140,24 +140,24 @@ def _claim(launch: Launch, number: int, worker: int) -> bool:
 
 
 class PrintingLogger(Logger):
-    """What a user should read goes to the log of the job."""
+    """Prints messages for the user to the log of the job."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def start(self, folder: Path, cell: CellRecord, done: int, total: int) -> None:
-        """Say where the stream goes on."""
+        """Print the batch at which the stream starts."""
         self.say(f"{self.name}: batch {done} of {total}")
 
     def say(self, message: str) -> None:
-        """Print a sentence."""
+        """Print a message."""
         print(message, flush=True)  # noqa: T201 - the log of the job
 
 
 def exit_process(code: int) -> None:
-    """End this process: at once after a checkpoint, since the scheduler's clock runs.
+    """End this process; after an interruption at once, because the scheduler's time limit is near.
 
-    Taking torch down in order can take longer than the seconds that are left.
+    A normal exit with torch can take longer than the remaining seconds.
     """
     if code == INTERRUPTED:
         sys.stdout.flush()

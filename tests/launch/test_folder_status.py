@@ -97,8 +97,8 @@ def test_a_cell_without_result_stands_as_its_job_does(
 @pytest.mark.parametrize(
     ("signal", "expected"),
     [
-        ("SIGUSR2", ("timeout", "timeout after 4 of 10 batches; grid goes on there")),
-        ("SIGTERM", ("missing", "stopped by SIGTERM after 4 of 10 batches; grid goes on there")),
+        ("SIGUSR2", ("timeout", "timeout after 4 of 10 batches; `grid` resumes it")),
+        ("SIGTERM", ("missing", "stopped by SIGTERM after 4 of 10 batches; `grid` resumes it")),
     ],
 )
 def test_a_cell_that_was_told_to_stop_and_is_not_queued_again_says_where_it_is(
@@ -139,7 +139,7 @@ def test_a_result_that_comes_late_is_awaited_then_there_and_never_failed(
     monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
     assert state(tmp_path / "trial") == (
         "failed",
-        "job 7_0 ended (COMPLETED), its result never came",
+        "job 7_0 ended (COMPLETED), but there is no result",
     )
 
 
@@ -169,7 +169,7 @@ def test_a_cell_in_which_its_job_died_has_failed(
     launched(tmp_path / "trial", "tent-a").journal(0).write(step="tent-a", state="running")
     slurm("", "7_0|OUT_OF_MEMORY")
     monkeypatch.setattr(module, "GRACE_SECONDS", -1.0)
-    assert state(tmp_path / "trial") == ("failed", "job 7_0 ended (OUT_OF_MEMORY) in this cell")
+    assert state(tmp_path / "trial") == ("failed", "job 7_0 ended (OUT_OF_MEMORY) during this cell")
 
 
 def test_a_failure_is_shown_with_its_first_line_and_the_log(

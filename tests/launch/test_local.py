@@ -182,7 +182,7 @@ def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
     found = rows(tmp_path / "runs/trial")
     reasons = " ".join(row["reason"] for row in found.values() if row["state"] == "failed")
     assert re.search("too much", reasons) and re.search("can't allocate memory", reasons)
-    assert len(re.findall("SIGKILL, for want of memory", reasons)) == 1 + len(memory_group)
+    assert len(re.findall("SIGKILL: it ran out of memory", reasons)) == 1 + len(memory_group)
     assert re.search(r"sys\.exit\(0\)", reasons) and re.search("exit code 0", reasons)
     traceback = [
         (tmp_path / "runs/trial" / cell / "log.txt").read_text()

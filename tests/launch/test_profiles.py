@@ -36,7 +36,7 @@ def test_a_profile_is_found_by_path() -> None:
 
 def test_an_unknown_profile_names_a_close_one_and_the_places() -> None:
     put("profiles/cluster.yaml", "p")
-    with pytest.raises(ConfigError, match=r"did you mean 'cluster'\? Looked for clutser.yaml in"):
+    with pytest.raises(ConfigError, match=r"did you mean 'cluster'\? Searched clutser.yaml in"):
         load_profile("clutser")
 
 

@@ -160,9 +160,9 @@ def test_cells_beyond_their_time_are_told_as_such_and_the_others_have_their_resu
     until(lambda: ended(runs), what="the jobs")
     assert states(runs) == ["done"] * 4 + ["timeout"] * 2
     killed, stopped = sorted(slow_ones(runs), key=lambda row: row["done"])
-    assert killed["reason"] == "timeout after 0 of 15 batches; grid goes on there"
+    assert killed["reason"] == "timeout after 0 of 15 batches; `grid` resumes it"
     assert re.fullmatch(
-        r"timeout after [1-9]\d* of 15 batches; grid goes on there", stopped["reason"]
+        r"timeout after [1-9]\d* of 15 batches; `grid` resumes it", stopped["reason"]
     )
     assert (runs / stopped["cell"] / "state.pt").is_file()
     report = call("report", runs, "--format", "json")
