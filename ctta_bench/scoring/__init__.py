@@ -1,4 +1,4 @@
-"""Metrics: how a stream is scored, summed, drawn and written."""
+"""Metrics: scoring of a stream, summaries, and what tables and figures show of them."""
 
 from ctta_bench.names import late
 

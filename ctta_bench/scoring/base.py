@@ -1,4 +1,4 @@
-"""The face of a scorer: what the engine asks of a task's metric, without knowing the task."""
+"""The interface of scorers, through which the engine uses the metric of any task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ from ctta_bench.stream import Batch
 
 @dataclass(frozen=True)
 class SourceCheck:
-    """How good a model is on source images: its accuracy in %, and whether it's near chance.
+    """Result of the check of a model on source images: accuracy in %, and whether near chance.
 
-    finding: what was found of how many source images, as the middle of a sentence.
+    finding: the result as the predicate of a sentence: "is right on 90.1 % of 256 source images".
     """
 
     accuracy: float
@@ -27,32 +27,32 @@ class SourceCheck:
 
 
 class Scorer(ABC):
-    """What scores a metric's batches on their device, and keeps what they are summed up from."""
+    """Scores batches on their device, into the arrays from which a metric is computed."""
 
-    num_check_images: ClassVar[int] = 256  # source images that a model is tried on
-    check_batch_size: ClassVar[int] = 64  # of these in one pass
+    num_check_images: ClassVar[int] = 256  # source images of `check`
+    check_batch_size: ClassVar[int] = 64  # source images per forward pass of `check`
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
 
     @abstractmethod
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
-        """What is kept of each image of a batch: arrays [n, ...]."""
+        """Arrays [n, ...] with the scores of each image of a batch; stored in predictions.npz."""
 
     def line_values(self, scores: Arrays) -> dict[str, int | float]:
-        """What a batch's line in batches.jsonl says of these scores: the sum over its images."""
+        """Values of these scores for the batch's line in batches.jsonl: sums over its images."""
         return {"errors": self.metric.image_values(scores).sum().item()}
 
     def named(self, arrays: Arrays) -> Any:
-        """The arrays of a stream as a record of named ones, for users of `ctta_bench.api`."""
+        """The arrays of a stream as attributes of one object, for users of `ctta_bench.api`."""
         return SimpleNamespace(**arrays)
 
     def frames(self, batch: Batch, logits: Tensor, kept: Sequence[Arrays]) -> list[Arrays]:
-        """Pictures of a batch to keep beside those that are kept already."""
+        """Pictures of a batch to store in addition to those already `kept`."""
         return []
 
     def gallery(self, frames: Sequence[Arrays]) -> Arrays:
-        """The arrays of pictures.npz; {}: there is none."""
+        """The arrays of pictures.npz; {} for no such file."""
         return {}
 
     def summarise(
@@ -62,17 +62,17 @@ class Scorer(ABC):
         return self.metric.rounds_of(arrays, domains)
 
     def facts(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What result.json tells besides."""
+        """Further keys of result.json."""
         return {}
 
     def mean_text(self, mean: float | None) -> str:
-        """The mean as a user reads it: `mean error 12.34 %`."""
+        """The mean as text: `mean error 12.34 %`."""
         return f"mean {self.metric.symbol} {self.metric.shown(mean, decimals=2)}"
 
     def check(
         self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int
     ) -> SourceCheck | None:
-        """Judge logits and labels of source images; None: the metric has no such check."""
+        """Check a model by logits and labels of source images; None if the metric has no check."""
         return None
 
 

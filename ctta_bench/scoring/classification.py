@@ -1,4 +1,4 @@
-"""Scores of classification: what is kept of each image, and how a model is checked."""
+"""Scores of classification: the arrays stored per image, and the check of a model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from ctta_bench.scoring.metric import Metric
 
 @dataclass
 class Scores:
-    """What is kept of each scored image, in stream order (arrays of one length)."""
+    """The stored scores of each image, in stream order (arrays of equal length)."""
 
     prediction: np.ndarray  # int32
     label: np.ndarray  # int32
     confidence: np.ndarray  # float32, probability of the prediction
     nll: np.ndarray  # float32, nats
     brier: np.ndarray  # float32, squared distance to the one-hot label, in [0, 2]
-    index: np.ndarray  # int64, number inside its domain
+    index: np.ndarray  # int64, number within its domain
     domain: np.ndarray  # int16
     round: np.ndarray  # int16
 
@@ -40,10 +40,10 @@ FIELDS = tuple(Scores.__dataclass_fields__)
 def score_batch(
     logits: Tensor, labels: Tensor, measures: Sequence[Measure] | None = None
 ) -> dict[str, np.ndarray]:
-    """Prediction, label, confidence and the measures (default: all) of each image of a batch.
+    """Prediction, label, confidence and measures (default: all) of each image of a batch.
 
-    logits [n, classes] on any device; labels int64 [n]. An image with non-finite logits counts as
-    wrong: its prediction is -1, its confidence 0, its measures are their worst.
+    logits: [n, classes] on any device. labels: int64 [n]. An image with non-finite logits counts as
+    wrong: its prediction is -1, its confidence 0, and its measures have their worst values.
     """
     logits = logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32))
     log_p = logits.log_softmax(-1)
@@ -67,7 +67,7 @@ def summarise(
 ) -> list[dict[str, Any]]:
     """Metrics by round and domain: the `rounds` of result.json, errors and ECE in %.
 
-    severity int8 [n]: if there are several, each round also has its mean at each of them.
+    severity: int8 [n]; with several severities each round also has the mean at each.
     """
     return ErrorScorer().summarise(vars(scores), domains, severity)
 
@@ -75,7 +75,7 @@ def summarise(
 def _by_severity(
     arrays: Arrays, chosen: np.ndarray, severity: np.ndarray, wrong: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Mean error in % over domains at each severity, all visits to it together."""
+    """Mean error in % over domains at each severity, over all visits at that severity."""
     means = []
     for level in np.unique(severity[chosen]).tolist():
         here = chosen & (severity == level)
@@ -99,7 +99,7 @@ class ErrorScorer(Scorer):
         self.measures = all_measures() if measures is None else measures
 
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
-        """The arrays of `Scores` but for the last three, and those of further measures."""
+        """The arrays of `Scores` except the last three, and those of further measures."""
         return score_batch(logits, labels, self.measures)
 
     def named(self, arrays: Arrays) -> Scores:
@@ -109,7 +109,7 @@ class ErrorScorer(Scorer):
     def summarise(
         self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
     ) -> list[dict[str, Any]]:
-        """The metric's rounds; of several severities also the mean at each."""
+        """The metric's rounds; with several severities also the mean at each."""
         rounds = super().summarise(arrays, domains)
         if severity is not None and len(np.unique(severity)) > 1:
             wrong = self.metric.image_values(arrays)
@@ -119,9 +119,9 @@ class ErrorScorer(Scorer):
         return rounds
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
-        """Near chance is what guessing reaches, up to four of its standard deviations.
+        """Near chance: less than four standard deviations above the accuracy of guessing.
 
-        A merely bad model passes, an unloaded one does not.
+        A bad model passes, random weights do not.
         """
         hits = torch.cat([logits.argmax(-1).cpu() == labels for logits, labels in outputs])
         accuracy, count, chance = 100 * float(hits.double().mean()), len(hits), 100 / num_classes

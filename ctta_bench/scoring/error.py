@@ -1,4 +1,4 @@
-"""Classification: the error in %, from what was predicted for each image."""
+"""The metric of classification: the error in %, from the prediction of each image."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctta_bench.scoring.base import Scorer
 
 CLASS_ERROR = "class_error"
-_DENSE_LIMIT = 10_000_000  # pairs of a visit and a class: beyond, only those that occur are counted
+_DENSE_LIMIT = 10_000_000  # pairs (visit, class); with more, only visits that occur are counted
 
 
 @METRICS.register_module("classification")
@@ -33,41 +33,41 @@ class Error(Metric):
 
     @functools.cached_property
     def measures(self) -> list[Measure]:
-        """What is measured beside the error."""
+        """The measures in addition to the error."""
         return all_measures()
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
-        """Keeps the prediction of each image."""
+        """The scorer that stores the prediction of each image."""
         from ctta_bench.scoring.classification import ErrorScorer
 
         return ErrorScorer(self, self.measures)
 
     def image_values(self, arrays: Mapping[str, Array]) -> Array:
-        """[n] whether the prediction is wrong."""
+        """Bool [n]: whether the prediction is wrong."""
         wrong: Array = arrays["prediction"] != arrays["label"]
         return wrong
 
     def entry_of(self, arrays: Mapping[str, Array], rows: Array) -> dict[str, Any]:
-        """Images, errors, the error in %, and the measures whose arrays are there."""
+        """Numbers of images and errors, the error in %, and all measures with stored arrays."""
         errors = int(self.image_values(arrays)[rows].sum())
-        beside = [m for m in self.measures if all(name in arrays for name in m.arrays)]
+        measured = [m for m in self.measures if all(name in arrays for name in m.arrays)]
         return {
             "n": len(rows),
             "errors": errors,
             "error": 100 * errors / len(rows),
-            **{measure.name: measure.value(arrays, rows) for measure in beside},
+            **{measure.name: measure.value(arrays, rows) for measure in measured},
         }
 
     def count(
         self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
     ) -> dict[Key, Count]:
-        """Images and errors per round and domain, from what was predicted for each image."""
+        """Images and errors per round and domain, from the prediction of each image."""
         prediction, label = arrays["prediction"], arrays["label"]
         domain, round_ = arrays["domain"], arrays["round"]
         if not len(label):
             return {}
         check_domains(domain, domains)
-        # By visit (a domain of a round) all at once: a loop takes most of a report's time.
+        # All visits (a domain in a round) at once: a loop would take most of a report's time.
         visit = round_.astype(np.int64) * len(domains) + domain
         low = int(min(prediction.min(), label.min()))  # -1: no valid prediction
         classes = int(max(prediction.max(), label.max())) - low + 1
@@ -75,10 +75,10 @@ class Error(Metric):
         if classes * len(visits) > _DENSE_LIMIT:
             visits, visit = np.unique(visit, return_inverse=True)
         size = classes * len(visits)
-        first = visit * classes - low  # the place of class 0 of the visit
+        first = visit * classes - low  # index of class 0 of the visit
 
-        def by_class(places: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-            return np.bincount(places, minlength=size).reshape(len(visits), classes)
+        def by_class(index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+            return np.bincount(index, minlength=size).reshape(len(visits), classes)
 
         predicted, labelled = by_class(first + prediction), by_class(first + label)
         hits = by_class((first + label)[prediction == label])
@@ -97,11 +97,11 @@ class Error(Metric):
                 n,
                 errors,
                 ("errors", errors),
-                there,
+                present,
                 collapsed,
                 {"error": 100 * errors / n, CLASS_ERROR: class_error},
             )
-            for number, n, errors, there, collapsed, class_error in zip(
+            for number, n, errors, present, collapsed, class_error in zip(
                 *(column.tolist() for column in columns), strict=True
             )
             if n
@@ -109,6 +109,6 @@ class Error(Metric):
 
 
 def _class_errors(hits: npt.NDArray[Any], labelled: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """[visits] mean error in % over the classes [visits, C] that occur: none counts as 0 or NaN."""
-    there = np.maximum((labelled > 0).sum(axis=1), 1)
-    return np.asarray(100 - 100 * (hits / np.maximum(labelled, 1)).sum(axis=1) / there)
+    """[visits] mean error in % over the classes that occur in each visit; inputs [visits, C]."""
+    present = np.maximum((labelled > 0).sum(axis=1), 1)
+    return np.asarray(100 - 100 * (hits / np.maximum(labelled, 1)).sum(axis=1) / present)

@@ -1,7 +1,6 @@
-"""Measures of classification beside the error, one entry of MEASURES each: calibration.
+"""Measures of classification besides the error, each an entry of MEASURES: calibration.
 
-An entry is scored in every run that knows it: one more measure is one more file, here or in a
-plug-in.
+Every run scores all registered measures. A new measure is a new file, here or in a plug-in.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 class Outputs(NamedTuple):
-    """A batch of logits [n, classes] on the CPU, float32 or float64, and what follows from them.
+    """A batch of logits [n, classes] on the CPU, float32 or float64, with their probabilities.
 
     labels: int64 [n]. log_p, p: log-probabilities and probabilities [n, classes].
     """
@@ -31,13 +30,14 @@ class Outputs(NamedTuple):
 
 
 class Measure:
-    """A mean over images beside the headline metric, which is lower for a better method.
+    """A mean over images in addition to the metric of the task; lower is better.
 
-    head: over its column, with its unit. caption: in a caption. decimals: in print. factor: 100 for
-    a share in %. needs: arrays of predictions.npz that it is computed from; default: its own, of
-    its name. worst: the value of an image whose logits are not finite. table: the report's table
-    that shows it. recounted: whether the analysis computes it again from predictions.npz.
-    fewest_classes: of a model, for the measure to say anything.
+    Example: `TopFiveError` in top_five.py. head: column head in tables, with the unit. caption: its
+    name in captions. decimals: of printed values. factor: 100 for a share in %. needs: arrays of
+    predictions.npz that it is computed from; default: an array of its own name, made by `score`.
+    worst: value of an image with non-finite logits. table: table of the report with the measure.
+    recounted: whether the analysis recomputes it from predictions.npz. fewest_classes: the least
+    number of classes with which the measure is scored.
     """
 
     head: ClassVar[str]
@@ -55,17 +55,17 @@ class Measure:
         self.arrays = self.needs or (name,)
 
     def score(self, outputs: Outputs) -> "Tensor":
-        """[n] the value of each image; called if `needs` names no other arrays."""
+        """The value [n] of each image; called if `needs` is empty."""
         raise NotImplementedError
 
     def value(self, arrays: Mapping[str, Array], rows: Array) -> float | None:
-        """The value of the images `rows`, those of a domain in a round; None: not finite."""
+        """The value over the images `rows` of a domain in a round; None if not finite."""
         mean = self.factor * float(arrays[self.name][rows].astype(np.float64).mean())
-        return mean if np.isfinite(mean) else None  # JSON knows no infinity
+        return mean if np.isfinite(mean) else None  # JSON has no infinity
 
 
 def all_measures() -> list[Measure]:
-    """The registered measures, in the order of their places."""
+    """The registered measures, ordered by their `place`."""
     return [MEASURES.get(name)(name) for name in MEASURES.names_with()]
 
 
@@ -80,7 +80,7 @@ class CalibrationError(Measure):
     recounted = False
 
     def value(self, arrays: Mapping[str, Array], rows: Array) -> float | None:
-        """In %."""
+        """Expected calibration error in %."""
         correct = arrays["prediction"][rows] == arrays["label"][rows]
         return self.factor * expected_calibration_error(arrays["confidence"][rows], correct)
 

@@ -1,7 +1,7 @@
-"""What a task is scored by, declared once: for the engine, the record and the analysis.
+"""Metrics: each declares how a task is scored, for the engine, the record and the analysis.
 
-A metric is an entry of METRICS under the name of its task. Nothing here needs torch; what scores
-logits on their device is the metric's `scorer`, loaded by the engine alone.
+A metric is an entry of METRICS under the name of its task. This module does not need torch; the
+metric's `scorer`, which scores logits on their device, is loaded by the engine only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Key = tuple[int, str]  # round, domain
-COLLAPSE_SHARE = 0.9  # of the predictions in one class
-DOMINANT_LABEL_SHARE = 0.5  # with such a class among the labels, one-sided predictions are right
+COLLAPSE_SHARE = 0.9  # share of the predictions in one class that counts as collapsed
+DOMINANT_LABEL_SHARE = 0.5  # with a class of this share of labels, no prediction is collapsed
 
 
 class Count(NamedTuple):
-    """What was counted in a domain of a round.
+    """Counts of a domain in a round.
 
-    n: images. errors: wrong images, or wrong pixels where these have labels. recorded: what else
-    result.json notes under which name. classes: how many occur among the labels. values: metrics
-    at full precision, None where there is nothing to score.
+    n: number of images. errors: wrong images, or wrong pixels in segmentation. recorded: name and
+    value of a count in result.json. classes: number of classes among the labels. collapsed: see
+    `is_collapsed`. values: metrics at full precision, None if there is nothing to score.
     """
 
     n: int
@@ -64,22 +64,22 @@ class Metric:
     from_sums: ClassVar[bool] = False
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> Any:
-        """A `scoring.base.Scorer`: what scores the logits of a benchmark's batches."""
+        """The `scoring.base.Scorer` for the logits of a benchmark's batches."""
         raise NotImplementedError
 
     def image_values(self, arrays: Mapping[str, Array]) -> Array:
-        """[n] what each image adds to the mean: whether it is wrong, how far it is off, ..."""
+        """Values [n] whose mean is the metric: whether an image is wrong, its distance, ..."""
         raise NotImplementedError
 
     def entry_of(self, arrays: Mapping[str, Array], rows: Array) -> dict[str, Any]:
-        """What result.json says of the images `rows`, those of a domain in a round."""
+        """The entry of result.json for the images `rows` of a domain in a round."""
         mean = self.factor * float(self.image_values(arrays)[rows].mean(dtype=np.float64))
         return {"n": len(rows), self.name: mean}
 
     def rounds_of(
         self, arrays: Mapping[str, Array], domains: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """The `rounds` of result.json; the mean is over the domains that have a value."""
+        """The `rounds` of result.json; means are over the domains with a value."""
         rounds = []
         for number in np.unique(arrays["round"]):
             by_domain = []
@@ -95,10 +95,10 @@ class Metric:
     def count(
         self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
     ) -> dict[Key, Count]:
-        """What predictions.npz gives for each round and domain.
+        """Counts of each round and domain, recomputed from predictions.npz.
 
-        `arrays` are those of the metric, with `domain` and `round`. Raises RunError where they
-        contradict `domains` or the result.
+        arrays: those of the metric, with `domain` and `round`. Raises RunError if they contradict
+        `domains` or the result.
         """
         counts = {}
         for step, position, name in visits(arrays["round"], arrays["domain"], domains):
@@ -112,48 +112,48 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """With its unit and good direction, for axes and captions."""
+        """The symbol with its unit and which direction is better, for axes and captions."""
         direction = "higher" if self.higher_is_better else "lower"
         return f"{self.symbol} in {self.unit} ({direction} is better)"
 
     @property
     def head(self) -> str:
-        """`error %`: what the entries of a table are."""
+        """The head of a table: `error %`."""
         return f"{self.symbol} {self.unit}"
 
     @property
     def superlative(self) -> str:
-        """`lowest error`."""
+        """The name of the best value: `lowest error`."""
         return f"{'highest' if self.higher_is_better else 'lowest'} {self.symbol}"
 
     @property
     def gain_text(self) -> str:
-        """How `gain` is computed."""
+        """How `gain` is computed, for captions."""
         return "method minus source" if self.higher_is_better else "source minus method"
 
     @property
     def sign_of_better(self) -> str:
-        """The sign of method minus source where the method is better."""
+        """The sign of method minus source if the method is better, for captions."""
         return "positive" if self.higher_is_better else "negative"
 
     @property
     def ascending(self) -> int:
-        """1 or -1: the factor that makes the best value the smallest."""
+        """1 or -1: the factor with which the best value is the smallest."""
         return -1 if self.higher_is_better else 1
 
     def gain(self, source: float, value: float) -> float:
-        """Points that `value` is better than `source`; negative where it is worse."""
+        """How much better `value` is than `source`, in points; negative if it is worse."""
         return self.ascending * (source - value)
 
     def shown(self, value: float | None, decimals: int | None = None) -> str:
-        """`12.3 %`, or n/a where there is nothing to score."""
+        """A value as text: `12.3 %`, or `n/a` if there is nothing to score."""
         if value is None:
             return "n/a"
         return f"{value:.{self.decimals if decimals is None else decimals}f} {self.unit}"
 
 
 def visits(round_: Array, domain: Array, domains: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Round, position and name of each domain that has images; RunError if it has no name."""
+    """Round, number and name of each domain with images. Raises RunError for one without name."""
     check_domains(domain, domains)
     for step, position in np.unique(np.stack([round_, domain], axis=1), axis=0).tolist():
         yield step, position, str(domains[position])
@@ -166,7 +166,7 @@ def check_domains(domain: Array, domains: Sequence[str]) -> None:
 
 
 def is_collapsed(predicted: Array, labelled: Array) -> npt.NDArray[np.bool_]:
-    """Whether predictions are of one class and labels are not, by how many [..., C] each has."""
+    """Whether most predictions have one class although labels do not; counts by class [..., C]."""
     total = predicted.sum(-1)
     in_one = (total > 0) & (predicted.max(-1) >= COLLAPSE_SHARE * total)
     mixed = labelled.max(-1) < DOMINANT_LABEL_SHARE * labelled.sum(-1)

@@ -1,7 +1,7 @@
-"""Segmentation: the mean intersection over union in %, from summed confusion matrices.
+"""The metric of segmentation: mean intersection over union in %, from summed confusion matrices.
 
-A class that occurs neither in a domain's labels nor in its predictions has no IoU and is no part of
-the mean; one that is only predicted counts as 0. Pixels labelled 255 count nowhere.
+A class that occurs neither in a domain's labels nor in its predictions has no IoU and is left out
+of the mean; one that is only predicted counts as 0. Pixels with the label 255 are not counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Miou(Metric):
     from_sums = True
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":
-        """Keeps the confusion matrix of each image."""
+        """The scorer that stores the confusion matrix of each image."""
         from ctta_bench.scoring.segmentation import MiouScorer
 
         return MiouScorer(num_classes, class_names)
@@ -44,12 +44,12 @@ class Miou(Metric):
         return {"n": len(rows), **domain_metrics(total)}
 
     def images(self, arrays: Mapping[str, Array]) -> SegmentedImages:
-        """The scored images. Raises RunError for what are no confusion matrices."""
+        """The scored images. Raises RunError if `confusion` is not [n, K, K + 1]."""
         confusion = arrays["confusion"]
         if confusion.shape[2] != confusion.shape[1] + 1:
             raise RunError(
-                f"corrupted: {PREDICTIONS_FILE} holds no confusion matrices of K rows and K + 1 "
-                "columns"
+                f"corrupted: {PREDICTIONS_FILE} has confusion matrices that are not of K rows and "
+                "K + 1 columns"
             )
         return SegmentedImages(
             tallies(confusion), arrays["index"], arrays["domain"], arrays["round"]
@@ -63,7 +63,7 @@ class Miou(Metric):
         if images.tallies.hits.shape[1] != len(classes):
             raise RunError(
                 f"contradictory: {PREDICTIONS_FILE} has {images.tallies.hits.shape[1]} classes, "
-                f"{RESULT_FILE} {len(classes)}"
+                f"{RESULT_FILE} has {len(classes)}"
             )
         counts = {}
         for step, position, name in visits(images.round, images.domain, domains):

@@ -1,4 +1,4 @@
-"""Scores of segmentation: a confusion matrix for each image, and pictures of the first."""
+"""Scores of segmentation: a confusion matrix per image, and pictures of the first images."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,39 +16,39 @@ from ctta_bench.scoring.confusion import domain_metrics
 from ctta_bench.stream import Batch
 
 IGNORED = 255
-FRAMES_PER_DOMAIN = 2  # kept as pictures
+FRAMES_PER_DOMAIN = 2  # stored as pictures
 FRAME_WIDTH = 480  # at most, in pixels
 
 
 @dataclass
 class MapScores:
-    """What is kept of each scored image, in stream order (arrays of one length)."""
+    """The stored scores of each image, in stream order (arrays of equal length)."""
 
     confusion: np.ndarray  # int32 [n, K, K + 1], pixels by label and prediction
-    index: np.ndarray  # int64, number inside its domain
+    index: np.ndarray  # int64, number within its domain
     domain: np.ndarray  # int16
     round: np.ndarray  # int16
 
 
 def predicted_maps(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Classes int64 [H, W] of one image's logits [1, K, h, w], brought to `size` before the argmax.
+    """Classes int64 [H, W] of one image's logits [1, K, h, w], resized to `size` before the argmax.
 
-    Bilinear, corners not aligned. -1 where a logit that a pixel is made of is not finite.
+    Bilinear, corners not aligned. -1 for pixels that depend on a non-finite logit.
     """
     large = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
     if large.shape[-2:] != size:
         large = interpolate(large, size=size, mode="bilinear", align_corners=False)
-    prediction = large[0].max(0).indices  # the argmax, in a third of the time
+    prediction = large[0].max(0).indices  # equals argmax, in a third of the time
     if not bool(torch.isfinite(logits).all()):
         prediction[~torch.isfinite(large[0]).all(0)] = -1
     return prediction
 
 
 def confusion_of(prediction: Tensor, label: Tensor, num_classes: int) -> np.ndarray:
-    """Pixels by label (row) and prediction (column), int32 [K, K + 1].
+    """Numbers of pixels by label (row) and prediction (column), int32 [K, K + 1].
 
-    prediction int64 [H, W]; label uint8 [H, W]. The last column counts invalid predictions. Raises
-    DataError for a label that is neither a class nor 255.
+    prediction: int64 [H, W]. label: uint8 [H, W]. The last column counts invalid predictions.
+    Raises DataError for a label that is neither a class nor 255.
     """
     valid = label != IGNORED
     rows, columns = label[valid].long(), prediction[valid]
@@ -56,8 +56,8 @@ def confusion_of(prediction: Tensor, label: Tensor, num_classes: int) -> np.ndar
     counts = torch.bincount(rows * (num_classes + 1) + columns, minlength=_cells(num_classes))
     if len(counts) > _cells(num_classes):
         raise DataError(
-            f"a label map holds the value {int(rows.max())}, but the classes are 0 to "
-            f"{num_classes - 1}, and {IGNORED} for ignored pixels."
+            f"a label map contains the value {int(rows.max())}, but classes are 0 to "
+            f"{num_classes - 1}, and {IGNORED} marks ignored pixels."
         )
     return counts.view(num_classes, num_classes + 1).cpu().numpy().astype(np.int32)
 
@@ -77,9 +77,10 @@ class MiouScorer(Scorer):
         self.class_names = list(class_names) or [f"class {n}" for n in range(num_classes)]
 
     def score(self, logits: Tensor, labels: Tensor) -> Arrays:
-        """`confusion` int32 [n, K, K + 1]; logits [n, K, h, w], labels uint8 [n, H, W].
+        """`confusion` int32 [n, K, K + 1] from logits [n, K, h, w] and labels uint8 [n, H, W].
 
-        Image by image, on the logits' device: one full-size copy of logits exists at a time.
+        Image by image, on the device of the logits, so that one full-size copy of logits is in
+        memory at a time.
         """
         found = []
         for one, label in zip(logits.split(1), labels.to(logits.device), strict=True):
@@ -88,7 +89,7 @@ class MiouScorer(Scorer):
         return {"confusion": np.stack(found)}
 
     def line_values(self, scores: Arrays) -> dict[str, int | float]:
-        """Labelled pixels, and the wrong ones among them."""
+        """Numbers of labelled pixels, and of wrong ones among them."""
         total = scores["confusion"].sum(0, dtype=np.int64)
         pixels = int(total.sum())
         return {"pixels": pixels, "errors": pixels - int(np.trace(total))}
@@ -108,7 +109,7 @@ class MiouScorer(Scorer):
         return new
 
     def gallery(self, frames: Sequence[Arrays]) -> Arrays:
-        """Frames as arrays [f, h, w(, 3)]; smaller ones are padded at right and bottom."""
+        """Frames as arrays [f, h, w(, 3)]; smaller ones are padded at the right and bottom."""
         if not frames:
             return {}
         height, width = np.max([frame["label"].shape for frame in frames], axis=0)
@@ -130,9 +131,9 @@ class MiouScorer(Scorer):
         return {"classes": self.class_names} | ({"notes": [note]} if empty else {})
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
-        """Near chance is what naming one class everywhere can reach.
+        """Near chance: less than the mIoU of predicting one class everywhere.
 
-        The accuracy is that of pixels, but the mIoU decides: streets are a third road.
+        The returned accuracy is that of pixels, but the mIoU decides: a third of a street is road.
         """
         found = [self.score(logits, labels)["confusion"] for logits, labels in outputs]
         metrics = domain_metrics(np.concatenate(found).sum(0, dtype=np.int64))
@@ -143,7 +144,7 @@ class MiouScorer(Scorer):
 
 
 def _frame(batch: Batch, logits: Tensor, row: int) -> Arrays:
-    """One image with its labels and predictions, uint8, small enough for a page."""
+    """One image with its labels and predictions, uint8, at most FRAME_WIDTH pixels wide."""
     label = batch.labels[row]
     prediction = predicted_maps(logits[row : row + 1], (label.shape[0], label.shape[1]))
     prediction = torch.where(prediction < 0, IGNORED, prediction).cpu()

@@ -1,4 +1,4 @@
-"""The top-5 error of benchmarks with many classes, as ImageNet's papers print it."""
+"""The top-5 error of benchmarks with at least 100 classes, as in papers on ImageNet."""
 
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,6 @@ class TopFiveError(Measure):
     fewest_classes = 100
 
     def score(self, outputs: Outputs) -> "Tensor":
-        """1 where the label is missed, else 0."""
+        """1 if the label is not among the five, else 0."""
         five = outputs.logits.topk(5, dim=1).indices
         return (five != outputs.labels.view(-1, 1)).all(1).float()
