@@ -109,8 +109,8 @@ def test_what_has_no_like_is_counted_and_not_guessed(tmp_path: Path) -> None:
     others = [record(model="another"), record("sar"), record(name="fashion_rotation")]
     found = estimate([*others, record()], tmp_path / "one")
     assert (found.known, found.unknown) == (1, 3)
-    assert "beside 3 without" in str(found)
-    assert str(estimate(others, tmp_path / "one")) == "hours unknown: no earlier run like these"
+    assert "plus 3 steps without" in str(found)
+    assert str(estimate(others, tmp_path / "one")) == "hours unknown: no comparable earlier runs"
 
 
 def test_a_warm_up_takes_as_long_as_one_did_and_what_does_not_adapt_as_long_as_source(

@@ -184,7 +184,7 @@ def test_a_model_of_another_task_is_refused_at_planning(
 
 def test_a_method_of_another_task_is_refused_at_planning() -> None:
     with pytest.raises(
-        ConfigError, match="'lame' is for classification, and benchmark 'toy_maps' for segm"
+        ConfigError, match="'lame' supports classification, but benchmark 'toy_maps' is segm"
     ):
         cell("lame")
 

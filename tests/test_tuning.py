@@ -1,4 +1,4 @@
-"""Tuning: equal budgets, on hold-out domains alone, found again from a seed."""
+"""Tuning: equal budgets, on hold-out domains only, reproducible from a seed."""
 
 import json
 import math
@@ -94,12 +94,12 @@ def test_a_space_of_fewer_points_than_the_budget_is_run_whole(
 
 def test_what_set_fixes_is_not_searched() -> None:
     assert set(values("roid", set={"prior": "off"})[1]) == {"lr"}
-    with pytest.raises(ConfigError, match="nothing to search beside --set"):
+    with pytest.raises(ConfigError, match="nothing to search besides --set"):
         values("tent", set={"method.lr": 0.1})
 
 
 def test_a_method_that_declares_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'source' declares nothing to search"):
+    with pytest.raises(ConfigError, match="'source' has nothing to search"):
         values("source")
 
 
@@ -130,7 +130,7 @@ def test_a_test_domain_can_t_be_named(key: str) -> None:
 
 
 def test_a_benchmark_that_holds_nothing_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'imagenet_r' holds no domain out"):
+    with pytest.raises(ConfigError, match="'imagenet_r' has no hold-out domains"):
         hold_out(Plan(benchmark="imagenet_r"))
 
 
@@ -237,7 +237,7 @@ def test_a_method_whose_trials_all_fail_is_told_and_the_others_are_written(tune:
         (["tent", "--search", "bayes"], "search"),
         (["tent", "--budget", "0"], "budget"),
         (["tent", "--seeds", "one"], "write numbers"),
-        (["source"], "declares nothing to search"),
+        (["source"], "has nothing to search"),
     ],
 )
 def test_a_wrong_call_is_refused_in_a_sentence(tune: Any, arguments: list[str], words: str) -> None:

@@ -1,1 +1,1 @@
-"""What adapting costs, measured side by side in one process: `ctta-bench cost`, `make bench`."""
+"""Measuring the cost of adaptation in one process: `ctta-bench cost`, `make bench`."""

@@ -1,6 +1,6 @@
-"""What adapted models look at: kept models rebuilt, and run on pictures of their own benchmark.
+"""Attention maps of adapted models: load saved models, and run them on images of their benchmark.
 
-The analysis draws; here networks, weights and images are brought together for it.
+The analysis draws the maps; this module prepares networks, weights and images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,15 +46,15 @@ DEFAULT_PICTURES = (0, 1, 2, 3)
 def source_layers(
     model: str, sha256: str, weights: Path | None = None
 ) -> dict[str, npt.NDArray[np.floating]]:
-    """The linear layers of a source model, as `analysis.kept.linear_layers` gives them.
+    """The linear layers of a source model, by name.
 
-    Raises RunError if the weights are not those with this fingerprint.
+    Raises RunError if the SHA-256 of the weights is not `sha256`.
     """
     loaded = load_source_model(model, weights=weights)
     if loaded.sha256() != sha256:
         raise RunError(
-            f"{model}: the weights at hand ({loaded.sha256()[:8]}) are not those of the runs "
-            f"({sha256[:8]}); give theirs with --weights FILE."
+            f"{model}: the loaded weights ({loaded.sha256()[:8]}) are not those of the runs "
+            f"({sha256[:8]}); name the right file with --weights FILE."
         )
     state = loaded.network.state_dict()
     return dict(split_layers({name: value.numpy() for name, value in state.items()}))
@@ -69,19 +69,19 @@ def attention_grids(
     seed: int | None = None,
     data_root: Path | None = None,
 ) -> list[AttentionGrid]:
-    """Rollout maps of all kept models below `directory`, a grid for each group of cells.
+    """Attention rollout of all saved models below `directory`, one grid per group of cells.
 
-    `domains`: those of the pictures, the first kept one if empty; `pictures`: numbers of images
-    inside a domain. One seed, the lowest unless given. Raises RunError where no cell kept a model
-    of such a domain, ConfigError for an image that the domain lacks.
+    domains: those of the images; empty: the first one. pictures: numbers of images within a domain.
+    seed: that of the cells; default: the lowest. Raises RunError if no cell saved a model of such a
+    domain, ConfigError for an image number that the domain does not have.
     """
     grids = grids_of(
         load(directory), domains, pictures, settings or RolloutSettings(), seed, data_root
     )
     if not grids:
         raise RunError(
-            f"{directory}: no finished cell kept its model; run with --keep-models domains (or "
-            "last), or `keep_models` in the experiment."
+            f"{directory}: no finished cell saved its model; rerun with --keep-models domains (or "
+            "last), or set `keep_models` in the experiment."
         )
     return grids
 
@@ -94,16 +94,16 @@ def grids_of(
     seed: int | None = None,
     data_root: Path | None = None,
 ) -> list[AttentionGrid]:
-    """`attention_grids` of runs that are read; [] if none kept a model."""
+    """`attention_grids` of loaded runs; [] if no cell saved a model."""
     found = []
     for group in runs.finished().groups() if len(runs.finished().cells) else []:
-        cells = group.cells[group.cells["method"] != SEMANTIC]  # its head is another task's
+        cells = group.cells[group.cells["method"] != SEMANTIC]  # its head is of another task
         cells = with_kept_models(cells)
         if not len(cells):
             continue
         wanted = cells[cells["seed"] == (cells["seed"].min() if seed is None else seed)]
         if not len(wanted):
-            raise RunError(f"no cell of seed {seed} kept a model.")
+            raise RunError(f"no cell with seed {seed} saved a model; choose another --seed.")
         found.append(_grid(group, with_labels(wanted), domains, pictures, settings, data_root))
     return found
 
@@ -141,7 +141,7 @@ def _grid(
 
 
 def _benchmark(record: Mapping[str, Any], data_root: Path | None) -> Benchmark:
-    """The benchmark of a cell, from its record alone."""
+    """The benchmark of a cell, created from its record."""
     kind: type[Benchmark] = BENCHMARKS.get(record["benchmark"]["name"])
     fields = kind.Settings.model_fields
     values = {key: value for key, value in record["benchmark"].items() if key in fields}
@@ -152,7 +152,8 @@ def _chosen_domains(cells: pd.DataFrame, known: list[str], wanted: Sequence[str]
     for domain in wanted:
         if domain not in known:
             raise ConfigError(
-                f"--domain {domain!r}: the runs have no such domain; they have {', '.join(known)}."
+                f"--domain {domain!r}: the runs have no such domain; choose from "
+                f"{', '.join(known)}."
             )
     return wanted or known[:1]
 
@@ -198,14 +199,14 @@ def _pictures(
 
 
 def _model(cell: "pd.Series[Any]", domain: str) -> SourceModel:
-    """The network that a cell kept at the end of a domain (its last visit), or of its stream."""
+    """The network that a cell saved at the end of a domain (its last visit), or of its stream."""
     found: dict[str, KeptModel] = {kept.domain: kept for kept in kept_models(Path(cell["path"]))}
     kept = found.get(domain, found.get(LAST))
     if kept is None and cell["method"] == SOURCE and found:
-        kept = next(iter(found.values()))  # source is the same everywhere
+        kept = next(iter(found.values()))  # the source model does not change
     if kept is None:
         raise RunError(
-            f"{cell['path']}: kept no model of domain {domain!r}; it has {', '.join(found)}."
+            f"{cell['path']}: has no saved model of domain {domain!r}; it has {', '.join(found)}."
         )
     model = load_source_model(cell["model"], weights=kept.file, preprocessing=cell["preprocessing"])
     return model.eval()
@@ -218,13 +219,13 @@ def _drawable(image: Tensor) -> npt.NDArray[np.floating]:
 
 
 def visualisation_folder(directory: Path, out: Path | None) -> Path:
-    """The folder for tables and figures about `directory`, made; DIRECTORY/looking by default.
+    """Create the folder for tables and figures about `directory`; default: DIRECTORY/looking.
 
-    Raises RunError if there is no such directory, or if the folder cannot be written.
+    Raises RunError if the directory does not exist, or if the folder cannot be written.
     """
     if not directory.is_dir():
         raise RunError(
-            f"{directory}: no such folder; give the folder of an experiment, e.g. runs/geometry."
+            f"{directory}: no such folder; name the folder of an experiment, e.g. runs/geometry."
         )
     folder = out or directory / "looking"
     check_writable(folder)
@@ -232,6 +233,6 @@ def visualisation_folder(directory: Path, out: Path | None) -> Path:
 
 
 def draw_attention(runs: Runs, folder: Path, canvas: Canvas) -> list[tuple[str, list[Path]]]:
-    """For a report: the figure of each group whose models were kept, with what it shows."""
+    """For a report: title and files of the figure of each group with saved models."""
     grids = grids_of(runs, (), DEFAULT_PICTURES, RolloutSettings())
     return [(grid.title, attention_figure(grid, folder / grid.name, canvas)) for grid in grids]

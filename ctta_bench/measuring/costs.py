@@ -1,4 +1,4 @@
-"""The cost of methods: parameters, state, counted passes, FLOPs, memory, and ratios of times."""
+"""The cost of methods: parameters, state, numbers of passes, FLOPs, memory, and ratios of times."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,12 @@ SOURCE = "source"
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What a method costs.
+    """The cost of a method.
 
-    Passes are counted, by image of the stream. Times are by image, too; `to_reference` is time
-    over that of TENT (None where TENT cannot serve the model), `to_bound` over FP · t_forward +
-    BP · t_backward of the plain model. Memory: `resting_bytes` between steps, `peak_bytes` beside
-    them within one; `memory_to_source` compares the sums.
+    Passes are counted per image of the stream. Times are per image, too: `to_reference` is the time
+    divided by that of TENT (None if TENT does not support the model), `to_bound` the time divided
+    by FP · t_forward + BP · t_backward of the plain model. Memory: `resting_bytes` between steps,
+    `peak_bytes` in addition to them during a step; `memory_to_source` is the ratio of the sums.
     """
 
     method: str
@@ -52,7 +52,7 @@ class MethodCost:
 def measure(
     workload: Workload, methods: Sequence[str], *, repeats: int
 ) -> Iterator[MethodCost | tuple[str, str]]:
-    """The cost of each method in turn, or its name and why it cannot serve the workload's model."""
+    """The cost of each method, or its name and why it does not support the workload's model."""
     plain, reference = PlainModel(workload), _reference(workload)
     source = MethodSteps(workload, SOURCE)
     source.turn()
@@ -68,7 +68,7 @@ def measure(
 
 
 def _reference(workload: Workload) -> MethodSteps | None:
-    """TENT's steps, unless the model has nothing that it adapts."""
+    """The steps of TENT; None if it does not support the model."""
     try:
         return MethodSteps(workload, REFERENCE)
     except MethodError:
@@ -126,8 +126,8 @@ def bounds_of(
 ) -> list[float]:
     """Seconds that the passes of each turn take in the plain model.
 
-    times: `forward` and, where there are backward passes, `backward` of one batch, which has a
-    forward pass in it.
+    times: `forward`, and `backward` if there are backward passes, of one batch; `backward` includes
+    a forward pass.
     """
     found = []
     for turn, (forward_images, backward_images) in enumerate(passes):
@@ -138,21 +138,21 @@ def bounds_of(
 
 
 def flops(work: Callable[[], object]) -> int:
-    """Floating-point operations of products, convolutions and attention, as torch counts them."""
+    """Floating-point operations of products, convolutions and attention, counted by torch."""
     with FlopCounterMode(display=False, custom_mapping=_uncounted()) as counter:
         work()
     return counter.get_total_flops()
 
 
 def _uncounted() -> dict[Any, Any]:
-    """What torch has formulas for, under names that it does not look up."""
+    """Formulas of torch under operator names that its counter does not include."""
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     formulas: dict[str, Any] = {
         "addmm_": addmm_flop,
         attention: sdpa_flop,
         f"{attention}_backward": sdpa_backward_flop,
     }
-    # The counter makes shapes of tensors itself, which these do already.
+    # Unwrapped: the counter itself converts tensors to shapes.
     return {getattr(torch.ops.aten, n): inspect.unwrap(formula) for n, formula in formulas.items()}
 
 
@@ -162,7 +162,7 @@ def record(
     left_out: dict[str, str],
     repeats: int,
 ) -> dict[str, Any]:
-    """The measurement as plain values, which a report reads (analysis/costs.py)."""
+    """The measurement as plain values, for reports (analysis/tables/measured_cost.py)."""
     model = workload.model()
     return {
         "schema_version": COST_SCHEMA_VERSION,

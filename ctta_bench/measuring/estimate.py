@@ -1,9 +1,8 @@
-"""What an experiment will cost: image passes that its methods declare, and hours of earlier runs.
+"""Expected cost of an experiment: passes that its methods declare, and hours from earlier runs.
 
-Cells are told by what is asked for (`cost_of`) or, once they are resolved, by their records
-(`estimate`); both go by the same earlier runs. Nothing is imported that would take its time:
-methods are read as text (registry.py), benchmarks from datasets/streams.yaml, and of runs the names
-of their folders and result.json alone.
+`cost_of` needs only requests of cells, `estimate` their records; both use the same earlier runs.
+Nothing slow is imported: methods are read as text (registry.py), benchmarks from
+datasets/streams.yaml, and of earlier runs only the folder's name and result.json.
 """
 
 import functools
@@ -21,17 +20,17 @@ from ctta_bench.record.schema import RESULT_FILE, WARM_UP, slug_of
 from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 from ctta_bench.stream.settings import SETTINGS
 
-MOST_RUNS = 5000  # read in a fraction of a second
-Kind = tuple[str, str, str]  # method, benchmark, model as folders spell it
-Rates = Mapping[Kind, Sequence[float]]  # images a second
+MOST_RUNS = 5000  # they are read in a fraction of a second
+Kind = tuple[str, str, str]  # method, benchmark, and model as in names of folders
+Rates = Mapping[Kind, Sequence[float]]  # images per second
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of the cells of an experiment, without warm-ups.
+    """Expected cost of the cells of an experiment, without warm-ups.
 
-    passes: images x (forward + backward) of the `counted` cells. hours: of the `timed` cells, by
-    earlier runs of the same method, benchmark and model.
+    passes: images x (forward + backward passes) of the `counted` cells. hours: of the `timed`
+    cells, from earlier runs of the same method, benchmark and model.
     """
 
     cells: int
@@ -42,18 +41,18 @@ class Cost:
 
     @property
     def passes_text(self) -> str:
-        """Passes in millions: `12.3`, `>= 12.3` where not all cells are counted, or `–`."""
+        """Passes in millions: `12.3`, `>= 12.3` if not all cells are counted, or `–` if none."""
         least = "" if self.counted == self.cells else ">= "
         return f"{least}{self.passes / 1e6:,.3g}" if self.counted else "–"
 
     @property
     def time_text(self) -> str:
-        """`1.5 h`, `1.5 h (4 of 9 cells)`, or `–` without any run like these."""
-        part = "" if self.timed == self.cells else f" ({self.timed} of {self.cells} cells)"
-        return f"{self.hours:.2g} h{part}" if self.timed else "–"
+        """`1.5 h`, `1.5 h (4 of 9 cells)`, or `–` without earlier runs."""
+        share = "" if self.timed == self.cells else f" ({self.timed} of {self.cells} cells)"
+        return f"{self.hours:.2g} h{share}" if self.timed else "–"
 
     def record(self) -> dict[str, Any]:
-        """As plain values, None for what nobody can tell."""
+        """As plain values, None for unknown ones."""
         return {
             "image_passes_millions": round(self.passes / 1e6, 4) if self.counted else None,
             "cells_counted": self.counted,
@@ -63,7 +62,7 @@ class Cost:
 
 
 def cost_of(experiment: Experiment, rates: Rates) -> Cost:
-    """The cost of an experiment as its file stands."""
+    """The expected cost of an experiment file, without overrides."""
     wanted = requested(experiment)
     counted, timed = [], []
     for values in wanted:
@@ -80,13 +79,13 @@ def cost_of(experiment: Experiment, rates: Rates) -> Cost:
 
 @functools.cache
 def known_streams() -> dict[str, dict[str, Any]]:
-    """Domains, images a domain and model by benchmark."""
+    """Number of domains, images per domain and default model, by benchmark."""
     file = resources.files("ctta_bench.datasets") / "streams.yaml"
     return parse_yaml(file.read_text(encoding="utf-8"), "streams.yaml")
 
 
 def images_of(values: Mapping[str, Any]) -> int | None:
-    """Images that a requested cell streams, None for a benchmark of which that is not known."""
+    """Number of images of a requested cell's stream; None if not known for its benchmark."""
     shift = values.get("shift") or {}
     stream = known_streams().get(canonical(shift.get("benchmark") or values["benchmark"]))
     chosen = {key.removeprefix("benchmark."): value for key, value in values["set"].items()}
@@ -96,12 +95,12 @@ def images_of(values: Mapping[str, Any]) -> int | None:
 
 
 def _images(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
-    """Images of a stream under settings; stream: `domains` and `images` of the whole."""
+    """Number of images of a stream with some settings; stream: `domains`, `images` per domain."""
     chosen = {key: value for key, value in settings.items() if value is not None}
     setting = SETTINGS.get(chosen.get("setting", "continual"))
     domains = len(chosen.get("domains") or ()) or stream["domains"]
     images = domains * (chosen.get("examples") or stream["images"])
-    if setting is not None and setting.severity_schedule:  # up to the severity, and back
+    if setting is not None and setting.severity_schedule:  # up to the severity, and down again
         images *= len(chosen.get("severities") or ()) or 2 * chosen.get("severity", 5) - 1
     if setting is not None and setting.labels == "shift":
         images = int(images * chosen.get("draws", setting.parameters["draws"]))
@@ -116,7 +115,7 @@ def _kind_of(values: Mapping[str, Any]) -> Kind:
 
 
 def measured(directory: Path) -> dict[Kind, list[float]]:
-    """Images a second of the finished runs below a directory of experiments."""
+    """Images per second of the finished runs below a directory of experiments."""
     found: dict[Kind, list[float]] = {}
     benchmarks = frozenset(BENCHMARKS.names())
     for folder, result in _finished(directory):
@@ -130,7 +129,7 @@ def measured(directory: Path) -> dict[Kind, list[float]]:
 
 
 def _finished(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and result of finished runs, cells and warm-ups; damaged ones tell nothing."""
+    """Name and result of finished cells and warm-ups; damaged ones are skipped."""
     for number, file in enumerate(sorted(directory.glob(f"*/*/{RESULT_FILE}"))):
         if number == MOST_RUNS:
             break
@@ -143,15 +142,15 @@ def _finished(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _positive(values: Any, key: str) -> float | None:
-    """A positive number under a key, None where there is no such thing."""
+    """The positive number of a key; None if there is none."""
     value = values.get(key) if isinstance(values, dict) else None
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def _kind_in(folder: str, benchmarks: frozenset[str]) -> Kind | None:
-    """METHOD[-PRESET]-BENCHMARK[-SETTING]-MODEL-seedN-HASH, as `config.cell_id` makes it.
+    """The kind of METHOD[-PRESET]-BENCHMARK[-SETTING]-MODEL-seedN-HASH (`config.cell_id`).
 
-    None for warm-ups, and for models that were not adapted, which cost less.
+    None for warm-ups, and for cells without adaptation, which cost less.
     """
     words = folder.split("-")
     place = next((i for i, word in enumerate(words[1:], 1) if word in benchmarks), None)
@@ -163,7 +162,7 @@ def _kind_in(folder: str, benchmarks: frozenset[str]) -> Kind | None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hours of all steps that earlier runs tell of; `unknown` steps have no run like them."""
+    """Expected hours of `known` steps, from earlier runs; `unknown` steps have no such run."""
 
     hours: float
     known: int
@@ -171,16 +170,18 @@ class Estimate:
 
     def __str__(self) -> str:
         if not self.known:
-            return "hours unknown: no earlier run like these"
-        rest = f", beside {self.unknown} without an earlier run" if self.unknown else ""
+            return (
+                "duration unknown: no earlier runs of these cells' methods, benchmarks and models"
+            )
+        rest = f", plus {self.unknown} steps without earlier runs" if self.unknown else ""
         return f"about {self.hours:.1f} h on one worker, from earlier runs{rest}"
 
 
 def estimate(records: Sequence[Mapping[str, Any]], directory: Path) -> Estimate:
-    """Hours that steps take one after another, by the runs in and beside their directory.
+    """Hours of steps run one after another, from runs in `directory` and the folders next to it.
 
-    records: as in cell.yaml. Cells go by the image, warm-ups by those of the same method and
-    benchmark.
+    records: as in cell.yaml. The time of a cell follows from its number of images, that of a
+    warm-up from warm-ups of the same method and benchmark.
     """
     rates: dict[Kind, list[float]] = {}
     warmups: dict[str, list[float]] = {}
@@ -195,9 +196,8 @@ def estimate(records: Sequence[Mapping[str, Any]], directory: Path) -> Estimate:
             rates.setdefault(kind, []).append(rate)
         elif folder.startswith("warmup-") and seconds is not None:
             warmups.setdefault(folder.rpartition("-seed")[0], []).append(seconds)
-    told = [_seconds(record, rates, warmups) for record in records]
-    known = [seconds for seconds in told if seconds is not None]
-    return Estimate(sum(known) / 3600, len(known), len(told) - len(known))
+    known = [s for record in records if (s := _seconds(record, rates, warmups)) is not None]
+    return Estimate(sum(known) / 3600, len(known), len(records) - len(known))
 
 
 def _seconds(
@@ -205,11 +205,11 @@ def _seconds(
 ) -> float | None:
     method, benchmark = record["method"]["name"], record["benchmark"]
     if record.get("kind") == WARM_UP:
-        like = warmups.get(slug_of("warmup", method, benchmark["name"]))
-        return statistics.median(like) if like else None
-    # What does not adapt predicts, and nothing else, as `source` does.
-    alike = method if record.get("adapt", True) else "source"
-    seen = rates.get((alike, benchmark["name"], slug_of(record["model"]["name"])))
+        earlier = warmups.get(slug_of("warmup", method, benchmark["name"]))
+        return statistics.median(earlier) if earlier else None
+    # A cell without adaptation only predicts, so it costs as much as `source`.
+    cost_as = method if record.get("adapt", True) else "source"
+    seen = rates.get((cost_as, benchmark["name"], slug_of(record["model"]["name"])))
     own = {"domains": len(benchmark["domains"]), "images": benchmark.get("examples")}
     stream = known_streams().get(benchmark["name"], own)
     if not seen or not stream["images"]:
@@ -218,7 +218,7 @@ def _seconds(
 
 
 def rows(found: Mapping[str, Experiment], directory: Path) -> Iterator[dict[str, Any]]:
-    """A row an experiment for `ctta-bench list experiments`."""
+    """One row per experiment for `ctta-bench list experiments`."""
     rates = measured(directory)
     for name, experiment in found.items():
         cost = cost_of(experiment, rates)

@@ -1,4 +1,4 @@
-"""Memory of a method: what rests between steps, and what a step holds at most beside it."""
+"""Memory of a method: between its steps, and the peak during a step."""
 
 import json
 import os
@@ -18,9 +18,9 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch
 
 
 def resting_bytes(owner: object) -> int:
-    """Bytes of all tensors that `owner` holds: networks, optimiser, memories, the saved start.
+    """Bytes of all tensors reachable from `owner`: networks, optimiser, memories, saved state.
 
-    Each storage counts once, whoever else refers to it.
+    Each storage counts once.
     """
     storages: dict[int, int] = {}
     seen: set[int] = set()
@@ -48,9 +48,9 @@ def resting_bytes(owner: object) -> int:
 
 
 def peak_bytes(work: Work, device: torch.device) -> int:
-    """Most bytes that `work` holds at once beside those held before it.
+    """Peak of the memory that `work` uses in addition to that before it, in bytes.
 
-    On a CPU as torch's profiler counts what its allocator gives and takes back.
+    On a CPU from the allocations that torch's profiler records.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -63,11 +63,11 @@ def peak_bytes(work: Work, device: torch.device) -> int:
 
 
 def allocations(work: Work) -> list[int]:
-    """Bytes that `work` takes of torch's allocator for the CPU and, negative, gives back, in order.
+    """Allocations (positive) and frees (negative) of torch's CPU allocator in `work`, in bytes.
 
-    What `work` returns is freed after the last of them.
+    In order. The result of `work` is freed last.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells stderr when it begins and ends
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints to stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         result = work()

@@ -1,4 +1,4 @@
-"""What takes turns: a plain model's forward and backward pass, and steps of methods."""
+"""What is timed in turns: forward and backward passes of the plain model, and steps of methods."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from ctta_bench.method import Method, softmax_entropy
 
 
 class PlainModel:
-    """The source model as it is: what a forward pass costs, and a backward pass with it."""
+    """The source model without a method: its forward pass, and its backward pass."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.network = workload, workload.model()
@@ -27,7 +27,7 @@ class PlainModel:
             return self.network(next(self._batches))
 
     def backward(self, names: Sequence[str]) -> Sequence[Tensor]:
-        """A forward pass and the gradient of the logits' entropy to the parameters of `names`."""
+        """A forward pass, and the gradients of the entropy with respect to parameters `names`."""
         learning = [self.parameters[name] for name in names]
         self.network.requires_grad_(False)
         for parameter in learning:
@@ -38,10 +38,10 @@ class PlainModel:
         return torch.autograd.grad(loss, learning, allow_unused=True)
 
     def shared_with(self, method: Method) -> tuple[str, ...]:
-        """Names of the parameters whose gradients a method needs and the plain model has, too.
+        """Names of parameters that a method trains and that the plain model has as well.
 
-        Those of its norms for a method that adapts others alone (adapters, prompts): the gradient
-        crosses the whole network all the same.
+        If there are none (adapters, prompts): those of the norm layers, because the gradient then
+        passes through the whole network, too.
         """
         learning = {id(p) for p in method.trainable.values()}
         named = method.model.network.named_parameters()
@@ -56,9 +56,9 @@ class PlainModel:
 
 
 class MethodSteps:
-    """Steps of a method over the batches of a workload, with the passes of each turn.
+    """Steps of a method on the batches of a workload, with the number of passes of each turn.
 
-    A turn is one step, or as many as the method lets pass between two updates.
+    A turn is one step, or as many steps as the method takes for one update.
     """
 
     def __init__(self, workload: Workload, name: str) -> None:
@@ -70,7 +70,7 @@ class MethodSteps:
         self.passes: list[tuple[int, int]] = []
 
     def turn(self) -> None:
-        """The steps of one turn."""
+        """Do the steps of one turn."""
         counts = self.method.passes
         before = counts.forward_images, counts.backward_images
         for batch in itertools.islice(self._batches, self.batches):
@@ -79,15 +79,15 @@ class MethodSteps:
         self.passes.append((after[0] - before[0], after[1] - before[1]))
 
     def extra_parameters(self) -> int:
-        """Numbers that learn or are learnt beside the source model's own: adapters, prompts."""
+        """Number of parameters in addition to the source model's: adapters, prompts."""
         own = {id(p) for p in self.method.model.network.parameters()}
         in_network = sum(p.numel() for p in self.method.model.network.parameters())
-        beside = sum(p.numel() for p in self.method.trainable.values() if id(p) not in own)
-        return in_network - self.method.model.source_parameters + beside
+        outside = sum(p.numel() for p in self.method.trainable.values() if id(p) not in own)
+        return in_network - self.method.model.source_parameters + outside
 
 
 def autocast(workload: Workload) -> contextlib.AbstractContextManager[Any]:
-    """The precision of a workload, as methods have it."""
+    """The autocast context for a workload's precision, as in methods."""
     if workload.precision in ("float32", "float64"):
         return contextlib.nullcontext()
     return torch.autocast(workload.device.type, dtype=getattr(torch, workload.precision))

@@ -1,7 +1,7 @@
-"""Times whose ratios can be trusted: works take turns, and the median of their ratios counts.
+"""Reliable ratios of times: works run in turns, and the median of their ratios is used.
 
-On one thread it is the thread's own processor time that is read: other work on the machine can slow
-it through caches and memory, but not take it away.
+With one thread, the processor time of the thread is measured: other processes can still slow it
+down through caches and memory, but their own time is not included.
 """
 
 import gc
@@ -20,7 +20,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Spread:
-    """Median of some values, with the least and the largest."""
+    """Median of some values, with the smallest and the largest."""
 
     median: float
     low: float
@@ -28,12 +28,15 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Seconds: of this thread on one CPU thread, of the wall on several, behind a GPU's queue."""
+    """A clock in seconds: processor time of one CPU thread, or wall time of several or of a GPU.
+
+    On a GPU it waits for queued kernels.
+    """
     if device.type != "cpu":
 
         def waited() -> float:
@@ -47,11 +50,11 @@ def clock(device: torch.device) -> Callable[[], float]:
 def take_turns(
     works: Mapping[str, Work], repeats: int, now: Callable[[], float], warm: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each work, once a repeat, one after another; the first `warm` turns not counted.
+    """Seconds of each work in each repeat. Works run in turns; the first `warm` turns do not count.
 
-    Garbage is collected between turns, not within: what one leaves would be another's time.
+    Garbage collection runs between repeats only, so that no work pays for another.
     """
-    reuse_freed_memory()  # as in runs
+    reuse_freed_memory()  # as in real runs
     times: dict[str, list[float]] = {name: [] for name in works}
     with gc_paused():
         for repeat in range(-warm, repeats):
@@ -66,5 +69,5 @@ def take_turns(
 
 
 def ratios(subject: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Subject over reference, turn by turn."""
+    """Subject divided by reference, repeat by repeat."""
     return [a / b for a, b in zip(subject, reference, strict=True)]

@@ -1,4 +1,4 @@
-"""What is measured on: a benchmark's images and its source model, or random ones of their sizes."""
+"""The workload of measurements: a benchmark's images and source model, or random ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,18 +31,18 @@ from ctta_bench.stream import (
     batch_domains,
 )
 
-SOURCE_IMAGES = 16  # random ones: how many statistics are made of does not matter to a step
-BATCHES = 4  # that are seen over and over
-# Of a method's `checked_with`: what makes it use every image. Random logits would leave all out.
+SOURCE_IMAGES = 16  # random source images; their number does not change the cost of a step
+BATCHES = 4  # used again and again
+# Values of a method's `checked_with` with which it uses every image, even with random logits.
 SELECTING = {"margin", "max_similarity", "max_entropy", "min_drop", "similarity"}
 
 
 @dataclass
 class Workload:
-    """Images in batches float [n, 3, H, W], and models and methods for them, all alike.
+    """Batches of images float [n, 3, H, W], and equal models and methods for them.
 
-    `random`: weights and images are random, in the place of those that would be read. `overrides`
-    are hyper-parameters by method.
+    random: use random weights and images, so that no data is needed. overrides: hyper-parameters by
+    method.
     """
 
     benchmark: Benchmark
@@ -64,11 +64,11 @@ class Workload:
 
     @property
     def batch_size(self) -> int:
-        """Images a batch."""
+        """Number of images per batch."""
         return len(self.batches[0])
 
     def model(self) -> SourceModel:
-        """The source model, a new one each time, with equal weights."""
+        """A new source model; all have equal weights."""
         benchmark, classes = self.benchmark, self.benchmark.model_classes()
         if self.random:
             with torch.random.fork_rng(devices=[]):
@@ -95,10 +95,10 @@ class Workload:
         return model.eval().requires_grad_(False)
 
     def method(self, name: str) -> Method:
-        """A method that has read its source data and stands before the stream.
+        """A started method, ready for the stream.
 
-        A warm-up is left out, for it does not change what a step costs. Raises MethodError if the
-        model has nothing that the method adapts.
+        Its warm-up is skipped, because it does not change the cost of a step. Raises MethodError if
+        the method does not support the model.
         """
         entry = METHODS.get(name)
         values = preset_values(name, self.preset, self.benchmark.name, self.model_name)
@@ -143,8 +143,8 @@ class Workload:
         size = self.model().preprocessing.size
         if size is None:
             raise ConfigError(
-                f"cost --random: {self.model_name} says nothing of its input's size; give one "
-                "with --input-size."
+                f"cost --random: {self.model_name} has no recorded input size; set one with "
+                "--input-size."
             )
         generator = torch.Generator().manual_seed(self.seed)
         count = self.benchmark.settings.batch_size
@@ -158,8 +158,8 @@ class Workload:
         problems = benchmark.problems()
         if problems:
             raise DataError(
-                f"{benchmark.name}: {problems[0]} (cost --random measures on random images of the "
-                "model's size, with random weights)"
+                f"{benchmark.name}: {problems[0]} (or use --random: random images of the model's "
+                "input size, and random weights)"
             )
         benchmark.prepare_data(lambda what, done, total: None, usable_cores())
         stream = Stream(batch_domains(benchmark), benchmark.settings, self.seed)
@@ -168,15 +168,15 @@ class Workload:
 
 
 def _full_batches(stream: Stream, count: int) -> list[int]:
-    """Numbers of whole batches, evenly over the stream; of short ones where there are no whole."""
+    """Numbers of batches of the largest size, spread evenly over the stream."""
     sizes = np.diff(stream.order.cuts)
-    whole = np.flatnonzero(sizes == sizes.max())
-    places = np.linspace(0, len(whole) - 1, min(count, len(whole))).round().astype(int)
-    return [int(number) for number in whole[places]]
+    full = np.flatnonzero(sizes == sizes.max())
+    places = np.linspace(0, len(full) - 1, min(count, len(full))).round().astype(int)
+    return [int(number) for number in full[places]]
 
 
 def benchmark_of(name: str, settings: Mapping[str, Any], root: Path | None) -> Benchmark:
-    """A benchmark by its name, with these settings over its own. Raises ConfigError."""
+    """The benchmark `name` with some settings changed. Raises ConfigError."""
     entry = BENCHMARKS.get(name)
     chosen = validate(entry.Settings, dict(settings), f"benchmark {name}")
     benchmark: Benchmark = entry(chosen, root)
@@ -184,17 +184,17 @@ def benchmark_of(name: str, settings: Mapping[str, Any], root: Path | None) -> B
 
 
 def methods_for_task(task: str) -> list[str]:
-    """All methods that are defined for a task."""
+    """Names of all methods that support a task."""
     return [n for n in METHODS.names() if task in METHODS.get(n).tasks]
 
 
 def overrides_by_owner(
     assignments: Mapping[str, Any], methods: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Values of `--set` by their owner: settings of the benchmark, hyper-parameters by method.
+    """Sort values of `--set` by owner: settings of the benchmark, hyper-parameters by method.
 
-    `benchmark.KEY` and `METHOD.KEY` name it; a bare key goes to every method that has it. Raises
-    ConfigError for a key that has no owner.
+    `benchmark.KEY` and `METHOD.KEY` name the owner; a key without prefix goes to every method that
+    has it. Raises ConfigError for a key without owner.
     """
     settings: dict[str, Any] = {}
     by_method: dict[str, dict[str, Any]] = {name: {} for name in methods}
@@ -211,7 +211,7 @@ def overrides_by_owner(
         ]
         if not takers:
             raise ConfigError(
-                f"--set {key}: none of the measured methods has it; write benchmark.KEY, "
+                f"--set {key}: no measured method has this hyper-parameter; write benchmark.KEY, "
                 "METHOD.KEY, or a hyper-parameter of a measured method."
             )
         for name in takers:

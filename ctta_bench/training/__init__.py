@@ -1,1 +1,1 @@
-"""Training a source model where a user has none: `ctta-bench train-source`."""
+"""Training of source models: `ctta-bench train-source`."""

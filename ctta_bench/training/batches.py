@@ -1,4 +1,4 @@
-"""Batches of a training: which images come next, how they are augmented, what is aimed at."""
+"""Batches of a training: order of the images, augmentation and targets."""
 
 import math
 
@@ -11,13 +11,13 @@ from ctta_bench.stream import as_input, labels_of
 from ctta_bench.training.objectives import objective_of
 from ctta_bench.training.task import Task
 
-IMAGES_PER_PASS = 500  # images a pass that needs no gradient
+IMAGES_PER_PASS = 500  # per forward pass of the teacher
 
 
 class TrainingBatches:
-    """Order and augmentation of a task's images, all drawn from one generator of its seed.
+    """Order and augmentation of a task's images, drawn from one generator with the task's seed.
 
-    `state` is what a checkpoint keeps; the teacher's probabilities are made once, here.
+    Checkpoints contain `state`. The teacher's probabilities are computed once, at creation.
     """
 
     def __init__(self, task: Task, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class TrainingBatches:
 
     @property
     def state(self) -> list[Tensor]:
-        """The generator now and before the order of this epoch was drawn."""
+        """State of the generator now, and before the order of this epoch was drawn."""
         return [self.generator.get_state(), self.epoch_start]
 
     @state.setter
@@ -40,19 +40,19 @@ class TrainingBatches:
         self.generator.set_state(now)
 
     def rest_of_epoch(self, step: int) -> list[Tensor]:
-        """Numbers of the images of each step from `step` of the training to its epoch's end."""
+        """Numbers of the images of each step, from step `step` to the end of its epoch."""
         done = step % self.steps_per_epoch
-        within = self.generator.get_state()
+        current = self.generator.get_state()
         if done == 0:
-            self.epoch_start = within
+            self.epoch_start = current
         self.generator.set_state(self.epoch_start)
         order = torch.randperm(self.images, generator=self.generator)
-        if done:  # the permutation was drawn before the interrupt
-            self.generator.set_state(within)
+        if done:  # resumed: the permutation was drawn before the interruption
+            self.generator.set_state(current)
         return list(order.split(self.recipe.batch_size))[done:]
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented images in [0, 1] and the objective's targets, on the device."""
+        """Augmented images in [0, 1] and their targets, on the device."""
         images = as_input(self.task.train.load(index.numpy()))
         mirrored = torch.zeros(len(index), dtype=torch.bool)
         if self.recipe.augmentation != "none":
@@ -83,7 +83,7 @@ class TrainingBatches:
 
 
 def shift(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Images [n, c, H, W], each moved by up to an eighth of its height, zeros where nothing was."""
+    """Images [n, c, H, W], each shifted by up to an eighth of its height and zero-padded."""
     height, width = images.shape[-2:]
     reach = height // 8
     corners = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=generator)
@@ -91,5 +91,5 @@ def shift(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = corners[0][:, None] + torch.arange(height)
     columns = corners[1][:, None] + torch.arange(width)
     number = torch.arange(len(images))
-    # Advanced indices in front of and behind the channel axis: it comes out last.
+    # With advanced indices on both sides of the channel axis, numpy-style indexing puts it last.
     return padded[number[:, None, None], :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

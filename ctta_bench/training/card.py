@@ -1,4 +1,4 @@
-"""What a training leaves: weights as .safetensors, their record as .json, and a card to read."""
+"""Files of a trained model: weights as .safetensors, their record as .json, and a model card."""
 
 import json
 from collections.abc import Callable
@@ -23,13 +23,13 @@ CARD = """# {model}, trained on {benchmark}
 | data | {data[train]:,} training images of {benchmark} |
 | clean {title} | {clean:.2f} % {on} {measured_on} |
 | parameters | {parameters:,} |
-| pre-processing | {preprocessing_text} |
+| normalisation | {preprocessing_text} |
 | seed | {seed} |
 | made with | ctta-bench {ctta_bench}, torch {torch}, timm {timm}, {time} |
 | weights (SHA-256 of the loaded tensors) | `{sha256}` |
 
 Trained by `ctta-bench train-source {benchmark} --model {model}`. The {title} is that of the stored
-values ({recipe[stored]}). The licences of the data{start_text} hold for the weights, too.
+values ({recipe[stored]}). The licences of the data{start_text} apply to the weights, too.
 
 | recipe | value |
 | --- | --- |
@@ -44,10 +44,10 @@ values ({recipe[stored]}). The licences of the data{start_text} hold for the wei
 def write_model(
     model: SourceModel, out: Path, facts: dict[str, Any], score: Callable[[SourceModel], float]
 ) -> dict[str, Any]:
-    """Write OUT.safetensors (last) with OUT.json and OUT.md beside it; returns the record.
+    """Write OUT.json, OUT.md and, last, OUT.safetensors; returns the record.
 
-    `facts` are benchmark, data, recipe, seed, measure and history of the training. The model gets
-    the values as they are stored, and `score` tells their measure in %.
+    facts: benchmark, data, recipe, seed, measure and history of the training. The model gets the
+    stored values of its weights; `score` computes the measure in % of these.
     """
     stored = _stored(model, getattr(torch, facts["recipe"]["stored"]))
     model.network.load_state_dict(stored)
@@ -68,12 +68,12 @@ def write_model(
         temporary.write_text(card(record, str(model.preprocessing)), encoding="utf-8")
     with atomic(out) as temporary:
         safetensors.torch.save_file(stored, temporary, _metadata(model, record))
-        temporary.chmod(0o644)  # safetensors writes it for its owner alone
+        temporary.chmod(0o644)  # safetensors makes files that only their owner can read
     return record
 
 
 def clean_key(facts: dict[str, Any]) -> str:
-    """Where a record tells how good the stored weights are: clean_accuracy, clean_miou."""
+    """The record's key for the measure of the stored weights: clean_accuracy or clean_miou."""
     return f"clean_{facts['measure']}"
 
 
@@ -86,7 +86,7 @@ def _stored(model: SourceModel, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _metadata(model: SourceModel, record: dict[str, Any]) -> dict[str, str]:
-    """What a file of weights says about itself: how its images are normalised, and its origin."""
+    """The metadata of a file of weights: normalisation of its images, and its origin."""
     given = model.preprocessing
     noted = {"mean": list(given.mean), "std": list(given.std)}
     if given.size is not None:
@@ -96,7 +96,7 @@ def _metadata(model: SourceModel, record: dict[str, Any]) -> dict[str, str]:
 
 
 def card(record: dict[str, Any], preprocessing_text: str) -> str:
-    """The card of a record in Markdown."""
+    """The model card of a record, in Markdown."""
     recipe, tested, measure = record["recipe"], record["data"]["test"], record["measure"]
     epochs = [
         f"| {number} | {epoch['loss']:.4f} | "

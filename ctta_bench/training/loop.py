@@ -1,7 +1,7 @@
-"""Training a source model where a user has none: resumable to the bit, written with its card.
+"""The training loop of source models, with bit-identical resume; writes weights and model card.
 
-The first weights, the order of the images and their augmentation depend on the seed alone; on one
-machine an interrupted training ends with the bits of one that was not.
+Initial weights, order of the images and augmentation depend only on the seed. On one machine, an
+interrupted and resumed training gives bit-identical weights.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ from ctta_bench.training.batches import TrainingBatches
 from ctta_bench.training.card import write_model
 from ctta_bench.training.task import Task, first_model
 
-# Called after each step with: step, steps, epoch, epochs, lr, loss, ends_epoch; at an epoch's end
-# loss is the epoch's mean, and what `measure` names (accuracy, miou) is that on the test images, in
-# % (None if there are none).
+# Called after each step with: step, steps, epoch, epochs, lr, loss, measure, ends_epoch. At the end
+# of an epoch, loss is the mean of the epoch, and the key named by `measure` (accuracy or miou) has
+# its value in % on the test images (None if there are none).
 Report = Callable[[dict[str, Any]], None]
 OPTIMISERS = {"adamw": "adamw", "sgd": "momentum", "nesterov": "sgd"}  # timm's sgd is Nesterov's
 _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, UnpicklingError)
@@ -40,7 +40,7 @@ _DAMAGE = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Unp
 
 @dataclass
 class TrainingProgress:
-    """How far a training is: steps done, the running loss of the epoch, and what epochs gave."""
+    """Progress of a training: finished steps, sum of losses in the epoch, results of epochs."""
 
     step: int = 0
     loss_sum: float = 0.0
@@ -57,23 +57,23 @@ def train_source(
     checkpoint_seconds: float = 60.0,
     checkpoint_steps: int | None = None,
 ) -> dict[str, Any]:
-    """Train a source model and write `out` (.safetensors) with its card; returns the card's record.
+    """Train a source model, write `out` (.safetensors) and its card, and return its record.
 
-    An interrupted training goes on from OUT's `.training.pt`, which is gone at the end. Raises
-    RunError if `out` is there and not `force`, or if the loss stops being a number;
-    KeyboardInterrupt passes after a checkpoint.
+    An interrupted training resumes from OUT's `.training.pt`, which is deleted at the end. Raises
+    RunError if `out` exists (unless `force`) or if the loss is not finite. A KeyboardInterrupt is
+    raised again after a checkpoint.
     """
     check_name(out)
     check_writable(out.parent)
     reuse_freed_memory()
-    lock = FileLock(out.with_name(f".{out.stem}.lock"))  # stays, as a run folder's does
+    lock = FileLock(out.with_name(f".{out.stem}.lock"))  # not deleted, as in run folders
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise RunError(f"{out}: another process is training it.") from None
+        raise RunError(f"{out}: another process is training this model.") from None
     try:
         if out.exists() and not force:
-            raise RunError(f"{out}: is there already; choose another --out or use --force.")
+            raise RunError(f"{out}: already exists; choose another --out or use --force.")
         training = Training(task, torch.device(device), out.with_suffix(".training.pt"))
         training.resume(force=force)
         training.run(report, Pace(checkpoint_seconds, checkpoint_steps))
@@ -85,18 +85,18 @@ def train_source(
 
 
 def check_name(out: Path) -> None:
-    """Raise ConfigError for the name of a file that weights are not written to."""
+    """Raise ConfigError if a file name does not end in .safetensors."""
     if out.suffix != ".safetensors":
-        raise ConfigError(f"--out {out}: name a .safetensors file.")
+        raise ConfigError(f"--out {out}: the name must end in .safetensors.")
 
 
 class Training:
-    """One training: model, optimiser, schedule, randomness, and how far it is."""
+    """One training: model, optimiser, schedule, random generators and progress."""
 
     def __init__(self, task: Task, device: torch.device, file: Path) -> None:
         self.task, self.recipe, self.device, self.file = task, task.recipe, device, file
-        torch.manual_seed(task.seed)  # of the first weights, and of dropout
-        # Before the network: a teacher draws from that generator too, as for the shipped weights.
+        torch.manual_seed(task.seed)  # for initial weights and dropout
+        # Before the network: a teacher draws from the same generator, as for the shipped weights.
         self.batches = TrainingBatches(task, device)
         self.objective = self.batches.objective
         self.model = first_model(task).to(device)
@@ -122,7 +122,7 @@ class Training:
         self.progress = TrainingProgress()
 
     def run(self, report: Report, pace: Pace) -> None:
-        """Take the remaining steps; checkpoints at `pace`, and before an interrupt passes."""
+        """Do the remaining steps, with checkpoints at `pace` and before an interruption."""
         with DeferredInterrupt() as interrupt:
             while self.progress.step < self.steps:
                 for index in self.batches.rest_of_epoch(self.progress.step):
@@ -140,7 +140,7 @@ class Training:
     def step(self, index: Tensor) -> float:
         """One update on the images of these numbers; returns the loss."""
         done, rising = self.progress.step, self.progress.step < self.warm_up
-        # The first step of a warm-up is not at rate 0, and the last one is at the full rate.
+        # The first step of the warm-up has a learning rate above 0, the last one the full rate.
         self.schedule.step_update(done + 1 if rising else done)
         self.model.train()
         images, targets = self.batches.batch(index)
@@ -156,18 +156,18 @@ class Training:
         self.scaler.update()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise RunError(f"{self.file}: the loss is {value} at step {done}; lower the rate (lr).")
+            raise RunError(f"{self.file}: the loss is {value} at step {done}; lower lr.")
         self.progress.loss_sum += value * len(index)
         return value
 
     @torch.no_grad()
     def score(self, model: SourceModel) -> float:
-        """The objective's measure in % on the test images, else on the training images."""
+        """The measure in % on the test images, or on the training images if there are none."""
         images = self.task.test if self.task.test is not None else self.task.train
         return self.objective.score(model.eval(), images, self.recipe.batch_size)
 
     def facts(self) -> dict[str, Any]:
-        """What the model's card tells of the training."""
+        """The values of the model card about the training."""
         test = self.task.test
         return {
             "benchmark": self.task.benchmark,
@@ -194,7 +194,7 @@ class Training:
         }
 
     def _end_epoch(self) -> dict[str, float | None]:
-        """Mean loss of the epoch and the measure on the test images, kept and returned."""
+        """Record and return the mean loss of the epoch and the measure on the test images."""
         tested = None if self.task.test is None else self.score(self.model)
         loss = self.progress.loss_sum / self.batches.images
         found = {"loss": loss, self.objective.measure: tested}
@@ -203,11 +203,11 @@ class Training:
         return found
 
     def identity(self) -> str:
-        """Hash of what decides the bits of the weights; a checkpoint of another one is refused."""
+        """Hash of everything that decides the weights; a checkpoint must have the same."""
         task, labels = self.task, np.asarray(self.task.train.labels, np.int64)
         first = np.arange(min(16, len(labels)))
-        parts = (task.benchmark, task.model, task.recipe.model_dump_json(), task.seed, task.regime)
-        digest = hashlib.sha256(repr(parts).encode() + labels.tobytes())
+        facts = (task.benchmark, task.model, task.recipe.model_dump_json(), task.seed, task.regime)
+        digest = hashlib.sha256(repr(facts).encode() + labels.tobytes())
         digest.update(task.train.load(first).contiguous().numpy().tobytes())
         if isinstance(task.train, MapSet):
             digest.update(task.train.maps(first).contiguous().numpy().tobytes())
@@ -230,9 +230,9 @@ class Training:
             temporary.write_bytes(buffer.getbuffer())
 
     def resume(self, *, force: bool = False) -> None:
-        """Go on from the checkpoint, if there is one.
+        """Load the checkpoint, if there is one.
 
-        One that is damaged or of another training is left aside with `force`, else a RunError.
+        Raises RunError if it is damaged or of another training; with `force` it is ignored instead.
         """
         if not self.file.exists():
             return
@@ -241,7 +241,7 @@ class Training:
             if content["identity"] != self.identity():
                 raise RunError(
                     f"{self.file}: belongs to a training with another recipe, seed or data; choose "
-                    "another --out, or begin anew with --force."
+                    "another --out, or start again with --force."
                 )
         except (RunError, *_DAMAGE) as error:
             if force:
@@ -249,7 +249,7 @@ class Training:
             if isinstance(error, RunError):
                 raise
             raise RunError(
-                f"{self.file}: is damaged ({error}); begin anew with --force."
+                f"{self.file}: is damaged ({error}); start again with --force."
             ) from error
         self.model.network.load_state_dict(content["network"])
         self.optimizer.load_state_dict(content["optimizer"])

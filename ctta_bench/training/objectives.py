@@ -1,4 +1,4 @@
-"""What a training aims at by task: targets, loss, and the measure that its card tells."""
+"""Training objectives by task: targets, loss, and the measure on the model card."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -16,33 +16,35 @@ from ctta_bench.training.recipes import Recipe
 
 
 class Objective(ABC):
-    """Targets of labels, their loss, and how good a model is in %."""
+    """Targets, loss and measure (in %) of a task."""
 
-    measure: ClassVar[str]  # its name in records; clean_NAME is that of the written weights
+    measure: ClassVar[str]  # name in records; the measure of the written weights is clean_NAME
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
 
     @abstractmethod
     def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
-        """What the loss compares with; mirrored bool [n] tells which images were flipped."""
+        """Targets of the loss; mirrored: bool [n], which images were flipped."""
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """The mean cross-entropy, `smoothing` being the share of the uniform target."""
+        """The mean cross-entropy; smoothing: share of the uniform distribution in the target."""
 
     @abstractmethod
     def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
-        """The measure in % over all images; the model is in evaluation mode."""
+        """The measure in % over all images; the model must be in evaluation mode."""
 
 
 def objective_of(images: ImageSet, num_classes: int, recipe: Recipe) -> Objective:
-    """The objective of a set of training images. Raises ConfigError for what it does not know."""
+    """The objective for training images. Raises ConfigError for recipes it does not support."""
     if not isinstance(images, MapSet):
         return ClassObjective(num_classes)
     if recipe.teacher or recipe.augmentation == "crop_flip":
         key = "teacher" if recipe.teacher else "augmentation=crop_flip"
-        raise ConfigError(f"recipe: {key} is for classification, and these labels are maps.")
+        raise ConfigError(
+            f"recipe: {key} supports classification only, but these labels are maps; change it."
+        )
     return MapObjective(num_classes)
 
 
@@ -52,17 +54,17 @@ class ClassObjective(Objective):
     measure = "accuracy"
 
     def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
-        """One-hot float [n, classes]. Raises DataError for a label out of range."""
+        """One-hot targets float [n, classes]. Raises DataError for a label out of range."""
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
             raise DataError(f"training images: a label is out of 0..{self.num_classes - 1}.")
         return one_hot(labels, self.num_classes).float()
 
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """Over images: logits and target distributions [n, classes]."""
+        """Mean over images; logits and targets [n, classes]."""
         return cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
-        """Accuracy."""
+        """Accuracy in %."""
         hits, numbers = 0, torch.arange(len(images.labels))
         for chunk in numbers.split(batch_size):
             shown = as_input(images.load(chunk.numpy())).to(model.mean.device)
@@ -76,7 +78,7 @@ class MapObjective(Objective):
     measure = "miou"
 
     def targets(self, labels: Tensor, mirrored: Tensor) -> Tensor:
-        """Maps int64 [n, H, W], flipped as their images. Raises DataError for an unknown value."""
+        """Maps int64 [n, H, W], flipped like their images. Raises DataError for unknown values."""
         known = (labels < self.num_classes) | (labels == IGNORED)
         if not bool(known.all()):
             raise DataError(
@@ -86,9 +88,9 @@ class MapObjective(Objective):
         return torch.where(mirrored[:, None, None], labels.flip(-1), labels).long()
 
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """Over labelled pixels: logits [n, classes, h, w] brought to the maps' size [n, H, W]."""
+        """Mean over labelled pixels; logits [n, classes, h, w] are resized to maps [n, H, W]."""
         size = (targets.shape[-2], targets.shape[-1])
-        # A pixel's classes beside one another in memory: over rows of them the loss is cheaper.
+        # With the classes of a pixel next to each other in memory, the loss is cheaper.
         near = logits.float().contiguous(memory_format=torch.channels_last)
         large = interpolate(near, size=size, mode="bilinear", align_corners=False)
         total = cross_entropy(
@@ -101,7 +103,7 @@ class MapObjective(Objective):
         return total / (targets != IGNORED).sum().clamp(min=1)
 
     def score(self, model: SourceModel, images: ImageSet, batch_size: int) -> float:
-        """Mean IoU over the classes that occur."""
+        """Mean IoU in % over the classes that occur."""
         scorer, numbers = MiouScorer(self.num_classes), np.arange(len(images.labels))
         total = np.zeros((self.num_classes, self.num_classes + 1), np.int64)
         for chunk in torch.from_numpy(numbers).split(batch_size):

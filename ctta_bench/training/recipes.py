@@ -1,4 +1,4 @@
-"""Recipes of `train-source`: what a training run is told, and the defaults of each model."""
+"""Recipes of `train-source`: the options of a training, with defaults by model."""
 
 import functools
 from importlib import resources
@@ -12,37 +12,45 @@ from ctta_bench.registry import canonical
 
 
 class Recipe(BaseModel):
-    """How a source model is trained."""
+    """Options of training a source model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    epochs: int = Field(20, ge=1, description="times the training images are seen")
-    batch_size: int = Field(128, ge=1, description="images a step")
+    epochs: int = Field(20, ge=1, description="passes over the training images")
+    batch_size: int = Field(128, ge=1, description="images per step")
     optimizer: Literal["adamw", "sgd", "nesterov"] = Field(
-        "adamw", description="timm's of the name"
+        "adamw", description="optimiser of timm; nesterov: SGD with Nesterov momentum"
     )
     lr: float = Field(1e-3, gt=0, description="learning rate at the end of the warm-up")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd and nesterov")
-    weight_decay: float = Field(0.02, ge=0, description="on every parameter")
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of the steps with a rising rate")
-    clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: any")
-    augmentation: Literal["none", "flip", "crop_flip"] = Field(
-        "flip", description="mirroring; crop: shifts of up to an eighth of the side, zero-padded"
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd and nesterov")
+    weight_decay: float = Field(0.02, ge=0, description="weight decay of every parameter")
+    warmup: float = Field(
+        0.05, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the uniform target")
-    teacher: str = Field("", description="a model whose probabilities are half of the target")
-    start: str = Field("", description="a model whose weights, but the head, are the first ones")
+    clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
+    augmentation: Literal["none", "flip", "crop_flip"] = Field(
+        "flip",
+        description="flip: random mirroring; crop_flip: also shifts of up to an eighth of the "
+        "side, zero-padded",
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of the uniform distribution in the target"
+    )
+    teacher: str = Field("", description="model whose probabilities are half of the target")
+    start: str = Field("", description="model whose weights, except the head, are the initial ones")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of the forward pass, by autocast"
+        "float32", description="precision of the forward pass, by autocast"
     )
     stored: Literal["float32", "float16"] = Field(
-        "float32", description="type of the file's values"
+        "float32", description="precision of the stored weights"
     )
 
     @model_validator(mode="after")
     def _views_of_the_teacher(self) -> "Recipe":
         if self.teacher and self.augmentation == "crop_flip":
-            raise ValueError("a teacher tells of images and their mirror images: no crop_flip")
+            raise ValueError(
+                "a teacher supports only the augmentations none and flip, not crop_flip"
+            )
         return self
 
 
@@ -53,9 +61,9 @@ def _stored_recipes() -> dict[str, Any]:
 
 
 def recipe_for(model: str, overrides: dict[str, Any] | None = None) -> Recipe:
-    """The recipe of a model with some values changed. Raises ConfigError for a wrong key or value.
+    """The recipe of a model, with some values changed. Raises ConfigError for wrong keys or values.
 
-    A timm model without an entry starts from its own weights.
+    A timm model without its own recipe starts from its pretrained weights.
     """
     own = {"start": model} if model.startswith("timm:") else {}
     values = own | _stored_recipes().get(canonical(model), {}) | (overrides or {})

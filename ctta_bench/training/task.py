@@ -1,4 +1,4 @@
-"""What is trained on what: the images, the recipe, and the network as training finds it."""
+"""The task of a training: images, recipe, and the network with its initial weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from ctta_bench.training.recipes import Recipe
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what: `test` is None where a benchmark has no clean test images."""
+    """A model, its recipe and its images; `test` is None if there are no clean test images."""
 
     benchmark: str
     model: str
@@ -26,16 +26,17 @@ class Task:
     num_classes: int
     seed: int = 0
     regime: Regime = "true"
-    weights: Path | None = None  # of the model to start from
-    root: Path | None = None  # data root, where weights are looked for
+    weights: Path | None = None  # file with the weights of the model to start from
+    root: Path | None = None  # data root, which is searched for weights
 
 
 def task_for(
     benchmark: Benchmark, model: str, recipe: Recipe, folder: Path | None = None, **choices: Any
 ) -> Task:
-    """The task of training `model` on a benchmark's training images, which `folder` may hold.
+    """The task of training `model` on a benchmark's training images.
 
-    `choices` are further fields of Task. Raises DataError if the images are missing.
+    folder: optional folder with these images. choices: further fields of Task. Raises DataError if
+    the images are missing.
     """
     train, test = benchmark.training_sets(folder)
     classes = benchmark.num_classes
@@ -43,9 +44,9 @@ def task_for(
 
 
 def first_model(task: Task) -> SourceModel:
-    """The model as training finds it: random, or with the weights that the recipe starts from.
+    """The model before training: with random weights, or those of the recipe's `start`.
 
-    Of those, a last layer for other classes is left out; all else must fit.
+    A last layer of another number of classes is not copied; all other weights must fit.
     """
     network = build(task.model, task.num_classes)
     classifier = _last_layer(task, network)
@@ -60,7 +61,7 @@ def first_model(task: Task) -> SourceModel:
 
 
 def _last_layer(task: Task, network: Any) -> nn.Linear | None:
-    """The layer that makes a classifier's logits; None of a network for segmentation.
+    """The last layer of a classifier; None for a network for segmentation.
 
     Raises ConfigError for a model of another task or another number of classes.
     """
@@ -68,14 +69,14 @@ def _last_layer(task: Task, network: Any) -> nn.Linear | None:
     if dense != (getattr(network, "task", "classification") == "segmentation"):
         wanted = "segmentation" if dense else "classification"
         raise ConfigError(
-            f"model {task.model} is not for {wanted}, and {task.benchmark} is; choose another "
-            "--model."
+            f"model {task.model} does not support {wanted}, the task of {task.benchmark}; choose "
+            "another --model."
         )
     classifier = None if dense else find_classifier(network)
     number = network.num_classes if dense else getattr(classifier, "out_features", "no")
     if number != task.num_classes:
         raise ConfigError(
-            f"model {task.model} has {number} classes where {task.benchmark} has "
+            f"model {task.model} has {number} classes, but {task.benchmark} has "
             f"{task.num_classes}; choose another --model."
         )
     return classifier
@@ -84,7 +85,10 @@ def _last_layer(task: Task, network: Any) -> nn.Linear | None:
 def copy_body(
     start: nn.Module, network: nn.Module, classifier: nn.Linear | None, name: str
 ) -> None:
-    """Copy all of `start` into `network` but a classifier of another size. Raises DataError."""
+    """Copy all weights of `start` into `network`, except a classifier of another size.
+
+    Raises DataError if the others do not fit.
+    """
     head = {id(parameter) for parameter in classifier.parameters()} if classifier else set()
     ours, theirs = network.state_dict(keep_vars=True), dict(start.state_dict())
     left_out = {k for k, v in ours.items() if id(v) in head and k in theirs}

@@ -1,7 +1,7 @@
-"""Hyper-parameters by search: equal numbers of trials for all methods, on hold-out domains alone.
+"""Hyper-parameter search: the same number of trials for every method, on hold-out domains only.
 
-A method declares its `search_space`. Its trial 0 are the published values; the others are drawn
-from a seed, or lie on a grid. Each trial is a cell like any other. The lowest mean error (the
-highest mIoU) wins, and of equals the earliest, so that the published values stay where nothing is
-better. What won is a preset, written with all that it takes to find it again.
+A method declares its `search_space`. Trial 0 uses the published values; the others are drawn at
+random, from a seed, or lie on a grid. Each trial is a cell like any other. The lowest mean error
+(the highest mIoU) wins; of equal trials the earliest, so that published values stay unless a trial
+is better. The winner becomes a preset, written with everything needed to repeat the search.
 """

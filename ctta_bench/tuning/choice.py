@@ -1,4 +1,4 @@
-"""What won a search, and the file of presets that it becomes."""
+"""The best trial of a search, and the preset file that it is written to."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from ctta_bench.record.folder import RunFolder, atomic
 from ctta_bench.tuning.plan import Plan, Values
 from ctta_bench.tuning.trials import Trial, published
 
-HEAD = "# Written by `ctta-bench tune`, whose calls are under `command`.\n"
+HEAD = "# Written by `ctta-bench tune`; the keys `command` contain its calls.\n"
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What became of a method's search.
+    """The result of a method's search.
 
-    values: the preset that won. scores: mean error or mIoU in % by trial, None for one that failed.
+    values: the best preset. scores: mean error or mIoU in % by trial, None for a failed trial.
     """
 
     method: str
@@ -42,7 +42,7 @@ def outcome(
     plan: Plan,
     domains: Sequence[str],
 ) -> Tuned:
-    """What won, of trials with the folders of their cells. Raises RunError if all failed."""
+    """The best of a method's trials, by the results in their folders. RunError if all failed."""
     method = of_method[0].method
     results = [[RunFolder(folder) for folder in of_trial] for of_trial in folders]
     scores, metric = [], "error"
@@ -50,12 +50,12 @@ def outcome(
         done = [folder.result() for folder in of_trial if folder.is_done]
         metric = done[0]["metric"] if done else metric
         means: list[Any] = [result["mean"] for result in done]
-        whole = len(done) == len(of_trial) and all(map(_is_number, means))
-        scores.append(round(statistics.fmean(means), 4) if whole else None)
+        complete = len(done) == len(of_trial) and all(map(_is_number, means))
+        scores.append(round(statistics.fmean(means), 4) if complete else None)
     sign = metric_named(metric).ascending
     ranked = [(sign * score, n) for n, score in enumerate(scores) if score is not None]
     if not ranked:
-        raise RunError(f"{method}: every trial failed; `ctta-bench status` of the folder says why.")
+        raise RunError(f"{method}: every trial failed; `ctta-bench status DIR` shows the reasons.")
     best = min(ranked)[1]
     first = published(method, plan)
     return Tuned(
@@ -83,13 +83,13 @@ def _is_number(value: Any) -> bool:
 
 
 def write(file: Path, found: Sequence[Tuned], plan: Plan) -> None:
-    """Add what was found to a file of presets, over what it had for these methods."""
-    held = read_tuned(file) if file.is_file() else {}
+    """Add results to a preset file; they replace its entries for the same method and benchmark."""
+    stored = read_tuned(file) if file.is_file() else {}
     for tuned in found:
-        of_method = held.get(tuned.method, {})
+        of_method = stored.get(tuned.method, {})
         entry = {"values": tuned.values, "published": tuned.published, "record": tuned.record}
-        held[tuned.method] = of_method | {plan.key: entry}
-    plain = json.loads(json.dumps(dict(sorted(held.items()))))  # lists for tuples
+        stored[tuned.method] = of_method | {plan.key: entry}
+    plain = json.loads(json.dumps(dict(sorted(stored.items()))))  # lists for tuples
     text = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
     with atomic(file) as temporary:
         temporary.write_text(HEAD + text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a search is: benchmark, budget, seed, and the hold-out domains that it runs on."""
+"""The plan of a search: benchmark, budget, seed, and the hold-out domains that it runs on."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -13,33 +13,35 @@ Values = dict[str, Any]
 
 
 class Plan(BaseModel):
-    """What a search is, but for its methods: the same plan gives the same trials anywhere."""
+    """A search without its methods; the same plan gives the same trials on any machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     benchmark: str
     model: str | None = None
-    preset: str = Field("default", description="trial 0, and what is not searched")
+    preset: str = Field("default", description="values of trial 0, and of what is not searched")
     search: Literal["random", "grid"] = "random"
-    budget: int = Field(10, ge=1, description="trials of each method, trial 0 among them")
-    seed: int = Field(0, ge=0, lt=2**31, description="of the draws")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="of each trial's cells")
+    budget: int = Field(10, ge=1, description="trials per method, including trial 0")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of random trials")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds of each trial's cells")
     plugins: tuple[str, ...] = Field((), description="files and modules that register methods")
-    set: Values = Field({}, description="settings of the stream, and what is not to be searched")
+    set: Values = Field(
+        {}, description="settings of the stream, and fixed hyper-parameters, which are not searched"
+    )
 
     @property
     def name(self) -> str:
-        """Of the experiment, and of its folder."""
+        """Name of the experiment, and of its folder."""
         return f"tune_{self.benchmark}" + (f"_{self.model}" if self.model else "")
 
     @property
     def key(self) -> str:
-        """Under which a preset file holds values for this benchmark and model."""
+        """The key in preset files for this benchmark and model."""
         own = self.model in (None, BENCHMARKS.get(self.benchmark).default_model)
         return self.benchmark if own else f"{self.benchmark}@{self.model}"
 
     def command(self, method: str) -> str:
-        """The call that makes this search for one method."""
+        """The command that runs this search for one method."""
         set = [f"--set {key}={_plain(value)}" for key, value in self.set.items()]
         words = [f"ctta-bench tune {method} --benchmark {self.benchmark}"]
         words += [f"--plugin {plugin}" for plugin in self.plugins]
@@ -57,25 +59,25 @@ def _plain(value: Any) -> str:
 
 
 def hold_out(plan: Plan, data_root: Path | None = None) -> tuple[str, ...]:
-    """The domains that trials run on: those that the plan names, or all that are held out.
+    """The domains that trials run on: those of the plan, or all hold-out domains.
 
-    Raises ConfigError for a test domain, and for a benchmark that holds none out.
+    Raises ConfigError for a test domain, and for a benchmark without hold-out domains.
     """
     entry = BENCHMARKS.get(plan.benchmark)
     settings = {k.removeprefix("benchmark."): v for k, v in plan.set.items()}
     own = {k: v for k, v in settings.items() if k in entry.Settings.model_fields}
     built = entry(validate(entry.Settings, own, f"benchmark {plan.benchmark}"), data_root)
-    held, named = built.hold_out_domains(), built.settings.domains
-    named = built.chosen_domains() if named else ()
-    if not held:
+    all_held_out = built.hold_out_domains()
+    chosen = built.chosen_domains() if built.settings.domains else ()
+    if not all_held_out:
         raise ConfigError(
-            f"benchmark {plan.benchmark!r} holds no domain out: hyper-parameters cannot be chosen "
-            "on it."
+            f"benchmark {plan.benchmark!r} has no hold-out domains: hyper-parameters cannot be "
+            "chosen on it."
         )
-    for name in named:
+    for name in chosen:
         if name in built.domain_names():
             raise ConfigError(
-                f"{name!r} is a test domain of {plan.benchmark}: hyper-parameters are chosen on "
-                f"hold-out domains alone ({', '.join(held)})."
+                f"{name!r} is a test domain of {plan.benchmark}: choose hyper-parameters on "
+                f"hold-out domains only ({', '.join(all_held_out)})."
             )
-    return named or held
+    return chosen or all_held_out

@@ -1,4 +1,4 @@
-"""The trials of a search, from the ranges that methods declare: published values, then others."""
+"""The trials of a search, from the ranges that methods declare; trial 0 has published values."""
 
 import itertools
 import math
@@ -12,14 +12,14 @@ from ctta_bench.errors import ConfigError
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.tuning.plan import Plan, Values
 
-DIGITS = 2  # of a drawn value that count
-DRAWS = 1000  # for one trial, until it is a new one
+DIGITS = 2  # significant digits of a drawn value
+DRAWS = 1000  # attempts to draw a new trial
 
 Space = Mapping[str, Sequence[Any]]
 
 
 class Trial(NamedTuple):
-    """One point of a search: its method, its number, and the hyper-parameters that are searched."""
+    """One point of a search: method, number, and values of the searched hyper-parameters."""
 
     method: str
     number: int
@@ -27,25 +27,25 @@ class Trial(NamedTuple):
 
 
 def space_of(method: str, fixed: Mapping[str, Any] = {}) -> dict[str, Sequence[Any]]:
-    """What a method declares to be searched, without what is fixed.
+    """The search space that a method declares, without fixed hyper-parameters.
 
-    A tuple (low, high) is a range, a list its values. Raises ConfigError where nothing is left.
+    A tuple (low, high) is a range, a list contains the values. Raises ConfigError if it is empty.
     """
     names = {key.removeprefix("method.") for key in fixed}
     space = {k: v for k, v in METHODS.get(method).search_space.items() if k not in names}
     if not space:
         raise ConfigError(
-            f"method {method!r} declares nothing to search{' beside --set' if names else ''}: "
-            "leave it out, or give its class `search_space = {...}` (docs/adding-a-method.md)."
+            f"method {method!r} has nothing to search{' besides --set' if names else ''}: leave "
+            "it out, or declare `search_space = {...}` in its class (docs/adding-a-method.md)."
         )
     return space
 
 
 def published(method: str, plan: Plan) -> Values:
-    """The preset of trial 0: all its values, for the benchmark of the plan.
+    """The values of trial 0: the preset of the plan for its benchmark.
 
-    Nothing was published for the suite's own benchmarks; there what is searched has the values
-    that hold for any benchmark, not those that an earlier search has found.
+    Nothing was published for the suite's own benchmarks. There, searched hyper-parameters have the
+    preset's values for `any` benchmark, not those that an earlier search has found.
     """
     benchmark = BENCHMARKS.get(plan.benchmark)
     model = plan.model or benchmark.default_model
@@ -60,9 +60,9 @@ def published(method: str, plan: Plan) -> Values:
 
 
 def trials(method: str, plan: Plan) -> list[Trial]:
-    """The trials of a method: the published values, then as many others as the budget allows.
+    """The trials of a method: published values first, then others up to the budget.
 
-    Fewer where the space of the method holds fewer points.
+    Fewer if the search space has fewer points.
     """
     space = space_of(method, plan.set)
     first = published(method, plan)
@@ -71,7 +71,7 @@ def trials(method: str, plan: Plan) -> list[Trial]:
         found += _on_grid(space, plan.budget - 1, without=found[0])
     else:
         for number in range(1, plan.budget):
-            # A stream for each trial: a larger budget keeps the trials of a smaller one.
+            # One generator per trial: a larger budget includes the trials of a smaller one.
             source = random.Random(f"{plan.seed}:{method}:{number}")
             draws = (_drawn(space, source) for _ in range(DRAWS))
             found += list(itertools.islice((new for new in draws if new not in found), 1))
@@ -83,7 +83,7 @@ def _drawn(space: Space, source: random.Random) -> Values:
 
 
 def _at(options: Sequence[Any], share: float) -> Any:
-    """The value at a share in [0, 1] of a range or a list; of a range above 0 on a log scale."""
+    """The value at a share in [0, 1] of a range or a list; on a log scale if the range is > 0."""
     if isinstance(options, list):
         return options[min(int(share * len(options)), len(options) - 1)]
     low, high = options
@@ -99,7 +99,7 @@ def _rounded(value: float) -> float:
 
 
 def _on_grid(space: Space, count: int, without: Values) -> list[Values]:
-    """`count` points, evenly taken from the coarsest full grid that has as many; else all."""
+    """`count` points, spread evenly over the coarsest full grid with that many; else all points."""
     points: list[Values] = []
     for levels in range(1, count + 2):
         axes = [_levels(options, levels) for options in space.values()]
@@ -121,7 +121,7 @@ def _levels(options: Sequence[Any], count: int) -> list[Any]:
 def experiment(
     planned: Mapping[str, Sequence[Trial]], plan: Plan, domains: Sequence[str]
 ) -> Experiment:
-    """The trials as an experiment: the cells of each trial follow one another, seed by seed."""
+    """The trials as an experiment; the cells of a trial, one per seed, follow one another."""
     return Experiment(
         name=plan.name,
         title=f"Choice of hyper-parameters on {plan.benchmark}",
