@@ -71,7 +71,9 @@ def expand_checked(
             problems.setdefault(str(error), []).append(place)
             continue
         if cell.id in cells:
-            problems.setdefault(f"repeats the cell {cell.id}; remove one of the two.", []).append(place)
+            problems.setdefault(f"repeats the cell {cell.id}; remove one of the two.", []).append(
+                place
+            )
         cells[cell.id] = cell
         # A method that only learns in its warm-up is already the warmed-up model.
         if cell.warmup is not None and not METHODS.get(cell.request.method).learns_labels:
