@@ -139,7 +139,7 @@ def test_an_experiment_is_the_product_of_its_lists(tmp_path: Path) -> None:
 
 def test_a_cell_that_comes_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text("methods: [tent, {name: tent}]\nbenchmarks: [toy]\n")
-    with pytest.raises(ConfigError, match="again"):
+    with pytest.raises(ConfigError, match="repeats the cell"):
         expand(load_experiment(str(tmp_path / "e.yaml")))
 
 

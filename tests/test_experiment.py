@@ -69,7 +69,7 @@ def test_a_method_s_sweep_replaces_the_experiment_s_of_the_same_key(tmp_path):
         ("{lr: 0.1}", "valid list"),
         ("{lr: [-1]}", "lr"),
         ("{rate: [1]}", "rate"),
-        ("{lr: [0.1, 0.1]}", "again"),
+        ("{lr: [0.1, 0.1]}", "repeats the cell"),
     ],
 )
 def test_a_wrong_sweep_is_refused_with_its_place(tmp_path, sweep, words):
@@ -182,8 +182,8 @@ def test_single_cells_join_the_product_or_stand_alone(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("seeds: [0]\n", "give methods and benchmarks, or cells"),
-        ("methods: [tent]\n", "give methods and benchmarks, or cells"),
+        ("seeds: [0]\n", "at least one method and one benchmark"),
+        ("methods: [tent]\n", "at least one method and one benchmark"),
         ("cells: [{method: tent}]\n", r"cells\[0\]: cell.benchmark"),
         ("cells: [{method: tent, benchmark: fashion_c, sede: 1}]\n", "did you mean 'seed'"),
     ],

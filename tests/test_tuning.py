@@ -219,7 +219,7 @@ def test_nothing_is_chosen_while_another_process_has_a_trial(
     monkeypatch.setattr("ctta_bench.launch.running.run_cell", busy)
     done = tune("tent", "--budget", "2")
     assert done.exit_code == 2
-    assert "another process has 2 trials" in done.stderr
+    assert "another process is running 2 trials" in done.stderr
     assert not Path("runs/tune_toy/tuned.yaml").exists()
 
 

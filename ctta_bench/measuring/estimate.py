@@ -170,9 +170,7 @@ class Estimate:
 
     def __str__(self) -> str:
         if not self.known:
-            return (
-                "duration unknown: no earlier runs of these cells' methods, benchmarks and models"
-            )
+            return "hours unknown: no comparable earlier runs"
         rest = f", plus {self.unknown} steps without earlier runs" if self.unknown else ""
         return f"about {self.hours:.1f} h on one worker, from earlier runs{rest}"
 

@@ -318,7 +318,7 @@ def test_logs_show_what_the_cell_and_its_job_said(make: Make, tmp_path: Path) ->
     shown = call("logs", folder).stdout
     assert "failed: no memory" in shown and "what the worker printed" in shown
     refused = call("logs", tmp_path)
-    assert (refused.exit_code, "is no cell's folder" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "is not the folder of a cell" in refused.stderr) == (2, True)
 
 
 def test_nothing_of_a_run_folder_is_unpickled(
