@@ -129,9 +129,10 @@ BenchmarkArgument = Annotated[str, cell_option("benchmark")]
 
 
 class State:
-    """What the options before the command set."""
+    """What the options before the command set, and how to remove the bar that is shown."""
 
     debug = False
+    stop_bar: Callable[[], None] = staticmethod(lambda: None)
 
 
 def command(function: Command) -> Command:
@@ -146,11 +147,13 @@ def command(function: Command) -> Command:
         try:
             return function(**arguments_of(values))
         except CttaBenchError as error:
+            State.stop_bar()
             if State.debug:
                 raise
             print_error(str(error))
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
+            State.stop_bar()
             error_printer().print("interrupted: the same command resumes here.", highlight=False)
             raise typer.Exit(INTERRUPTED) from None
 

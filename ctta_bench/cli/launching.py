@@ -1,7 +1,7 @@
 """Grids: many cells, in this process, in a pool on this machine, or on Slurm."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -298,11 +298,9 @@ def _run_here(
 
     _print_queued(chosen)
     total = len(chosen.todo)
-    print_state: Callable[[int, str, str], None] = state_printer(
-        Console(stderr=True, quiet=quiet), total
-    )
+    print_state = state_printer(Console(stderr=True, quiet=quiet), total, directory)
     if share.jobs > 1 and total:
-        number = {step.id: n for n, step in enumerate(chosen.todo)}
+        place = {step.id: (n, step) for n, step in enumerate(chosen.todo)}
         models.drop()  # each worker reads its own
         run_local(
             chosen.todo,
@@ -310,7 +308,7 @@ def _run_here(
             share,
             options,
             chosen.outcome,
-            lambda step, state: print_state(number[step], step, state),
+            lambda step, state: print_state(*place[step], state),
         )
         return
     if share.devices and share.devices[0] is not None:
@@ -320,17 +318,17 @@ def _run_here(
 
     write_planned(chosen.todo, directory)
     noted: list[str] = []  # over all cells
-    place = {step.id: f"{n + 1}/{total} " for n, step in enumerate(chosen.todo)}
+    out_of = {step.id: f"{n + 1}/{total} " for n, step in enumerate(chosen.todo)}
 
     def loggers(step: "Step") -> Sequence[Any]:
-        return cell_loggers(list(options.log), quiet, step.id, place[step.id], noted)
+        return cell_loggers(list(options.log), quiet, step.id, out_of[step.id], noted)
 
     run_steps(
         chosen.todo,
         directory,
         RunOptions(chosen_device(options.device), options.force, checkpoint=options.checkpoint),
         make_loggers=loggers,
-        on_step=lambda n, step, state: print_state(n, step.id, state),
+        on_step=print_state,
         outcome=chosen.outcome,
         models=models,
     )

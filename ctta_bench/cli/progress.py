@@ -1,35 +1,76 @@
-"""What a terminal shows while something runs: a bar, or single lines where nobody watches."""
+"""Progress in a terminal: a bar while something runs, single lines where there is no terminal."""
 
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.filesize import decimal
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from ctta_bench.analysis.read.measure import metric_named, metric_of_task
+from ctta_bench.cli.command import State
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
 
+if TYPE_CHECKING:
+    from ctta_bench.launch.steps import Step
+
+WIDE = 100  # columns from which a bar is long and shows all facts
+
+
+class Shortened:
+    """A text on one line; without room for all of it, its middle becomes an ellipsis."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(len(self.text), 8), len(self.text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(shorten(self.text, options.max_width), no_wrap=True)
+
+
+def shorten(text: str, width: int) -> str:
+    """A text of at most `width` characters: beginning, ellipsis, end."""
+    if len(text) <= width:
+        return text
+    end = max(0, width - 1) // 2
+    return f"{text[: max(0, width - 1 - end)]}…{text[len(text) - end :]}"
+
+
+class NameColumn(ProgressColumn):
+    """What a bar is about, shortened so that the other columns fit."""
+
+    def render(self, task: Task) -> Shortened:
+        """The name of a task."""
+        return Shortened(task.description)
+
 
 def transient_bar(console: Console, *facts: str) -> Progress:
-    """A bar that goes away in the end: what is done, `facts`, time left; nothing off a terminal."""
+    """A bar with name, `facts` and time left, removed at the end; nothing without a terminal."""
     return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        *(TextColumn(fact) for fact in facts),
-        TimeRemainingColumn(),
+        SpinnerColumn(table_column=Column(no_wrap=True)),
+        NameColumn(),
+        BarColumn(24 if console.width >= WIDE else 10, table_column=Column(no_wrap=True)),
+        *(TextColumn(fact, markup=False) for fact in facts),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -39,8 +80,8 @@ def transient_bar(console: Console, *facts: str) -> Progress:
 class ConsoleProgress(Logger):
     """One bar for a cell: domain, running error, images per second, time left.
 
-    `out_of` is e.g. "3/10 " in a grid. On a console that is no terminal it prints messages alone.
-    Notes in `noted` were said before, by the bar of another cell, and are not said again.
+    `out_of` is e.g. "3/10 " in a grid. Without a terminal only messages are printed. Sentences in
+    `noted` were printed for an earlier cell, and are not printed again.
     """
 
     def __init__(
@@ -57,12 +98,13 @@ class ConsoleProgress(Logger):
 
     def _task(self, total: int) -> TaskID:
         if self.task is None:
+            State.stop_bar = self.bar.stop
             self.bar.start()
             self.task = self.bar.add_task(self.name, total=total, facts="")
         return self.task
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Show how far the making of data is."""
+        """Show how much of the data is made."""
         task = self._task(total)
         self.bar.update(task, completed=done, total=total, description=what)
 
@@ -83,13 +125,14 @@ class ConsoleProgress(Logger):
             return
         rate = self.images / max(time.monotonic() - self.began, 1e-9)
         mean = self.metric.factor * self.errors / max(1, self.scored)
-        error = f"error {self.metric.shown(mean)}"
-        facts = f"{record['domain']}  {error}  {rate:.{0 if rate >= 10 else 1}f} img/s"
+        facts = f"{record['domain']}  error {self.metric.shown(mean)}"
+        if self.console.width >= WIDE:
+            facts += f"  {rate:.{0 if rate >= 10 else 1}f} img/s"
         self.bar.update(self.task, advance=1, facts=facts)
 
     def say(self, message: str) -> None:
         """Print a sentence above the bar."""
-        self.console.print(message, style="dim", highlight=False)
+        self.console.print(message, style="dim", highlight=False, markup=False)
 
     def note(self, sentence: str) -> None:
         """Print a note once."""
@@ -100,24 +143,42 @@ class ConsoleProgress(Logger):
             )
 
     def finish(self, result: ResultRecord | None) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()
 
 
-def state_printer(console: Console, total: int) -> Callable[[int, str, str], None]:
-    """A printer of one line a cell for consoles that show no bar."""
+def state_printer(
+    console: Console, total: int, directory: Path
+) -> Callable[[int, "Step", str], None]:
+    """A printer of one line per step of a grid: its state, and for a finished one error and time.
 
-    def print_state(number: int, cell: str, state: str) -> None:
-        if not (console.is_terminal and state == "running"):
-            console.print(
-                f"[{number + 1}/{total}] {state:8s} {cell}", highlight=False, markup=False
-            )
+    Where a bar shows the running cell, only its end is printed.
+    """
+
+    def print_state(number: int, step: "Step", state: str) -> None:
+        if console.is_terminal and state == "running":
+            return
+        State.stop_bar()  # of a cell that failed before its stream
+        text = _finished(step, directory) if state == "done" else step.id
+        line = f"[{number + 1}/{total}] {state:8s} {text}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     return print_state
 
 
+def _finished(step: "Step", directory: Path) -> str:
+    """`tent fashion_c seed 0  error 30.4 %  12 s`."""
+    cell = step.record
+    name = f"{cell['method']['name']} {cell['benchmark']['name']} seed {cell['seed']}"
+    result: Any = RunFolder(directory / step.id).result()
+    if step.warms_up:
+        return f"warm-up of {name}  {result['seconds']:.0f} s"
+    metric, seconds = metric_named(result["metric"]), result["cost"]["seconds"]
+    return f"{name}  {metric.symbol} {metric.shown(result['mean'])}  {seconds:.0f} s"
+
+
 class StepBar:
-    """A bar that shows one step after another; a context manager, so that it always goes away."""
+    """A bar that shows one step after another; a context manager, which always removes it."""
 
     def __init__(self, *, quiet: bool) -> None:
         console = Console(stderr=True, quiet=quiet)
@@ -147,34 +208,26 @@ class StepBar:
         self._bar.update(self._task, completed=done, total=total or None, amount=amount)
 
     def bytes(self, what: str, done: int, total: int) -> None:
-        """Show bytes done of all bytes; total 0 if nobody knows."""
+        """Show the bytes done of all bytes; total 0 if it is unknown."""
         of = f" of {decimal(total)}" if total else ""
         self._show(what, done, total, f"{decimal(done)}{of}")
 
     def counted(self, what: str) -> Callable[[int, int], None]:
-        """A reporter of things done, of things in all."""
+        """A function that shows a number done of a total."""
         return lambda done, total: self._show(what, done, total, f"{done}/{total}")
 
     def named(self, what: str) -> None:
-        """Show what is being worked on."""
+        """Show the current step, without numbers."""
         self._show(what, 0, 0, "")
 
 
 class TrainingProgress:
-    """A bar of steps with loss and rate, and a line an epoch."""
+    """A bar of steps with loss and learning rate, and a line per epoch."""
 
     def __init__(self, console: Console, name: str) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         self.console, self.name = console, name
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+        self.bar = transient_bar(
+            console, "{task.completed:.0f}/{task.total:.0f}", "{task.fields[facts]}"
         )
         self.line = self.bar.add_task(name, total=None, facts="")
 

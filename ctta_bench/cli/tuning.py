@@ -202,14 +202,14 @@ def _run(
     from ctta_bench.run.options import RunOptions
 
     total = len(schedule(cells))
-    print_state = state_printer(Console(stderr=True, quiet=quiet), total)
+    print_state = state_printer(Console(stderr=True, quiet=quiet), total, directory)
     noted: list[str] = []
     return run_grid(
         cells,
         directory,
         RunOptions(chosen_device(device)),
         make_loggers=lambda step: cell_loggers(None, quiet, step.id, "", noted),
-        on_step=lambda number, step, state: print_state(number, step.id, state),
+        on_step=print_state,
         models=models,
     )
 
