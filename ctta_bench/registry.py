@@ -169,7 +169,7 @@ class Registry:
                 literals = {
                     key: value
                     for key, value in vars(target).items()
-                    if isinstance(value, str | int | dict) and not key.startswith("__")
+                    if isinstance(value, str | int | dict | frozenset) and not key.startswith("__")
                 }
                 self._plugin_entries[name] = Entry(name, module, doc, literals | facts)
             self._modules.register_module(name=name, module=target, force=True)
@@ -238,10 +238,18 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
                 | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
             ):
                 try:
-                    values[key] = ast.literal_eval(value)
+                    values[key] = _literal(value)
                 except ValueError:
                     continue  # not a literal: known only after import
     return values
+
+
+def _literal(value: ast.expr) -> Any:
+    """The value of a literal, or of `frozenset` of one."""
+    match value:
+        case ast.Call(func=ast.Name(id="frozenset"), args=[items], keywords=[]):
+            return frozenset(ast.literal_eval(items))
+    return ast.literal_eval(value)
 
 
 METHODS = Registry("method", "METHODS", "ctta_bench.methods")

@@ -51,7 +51,7 @@ class ContinualMAE(Method):
     year = 2024
     venue = "CVPR"
     citation = "liu2024cmae"
-    adapts_layers = "all weights, by reconstructing masked patches"
+    adapts_layers = "all weights, by masked reconstruction"
     paper = "https://arxiv.org/abs/2312.12480"
     checked_against = "official code"
     warmup_access = "unlabelled"

@@ -51,12 +51,13 @@ class DoRA(AlignmentMethod):
     year = 2024
     venue = "ICML"
     citation = "liu2024dora"
-    adapts_layers = "scale and low-rank matrices of linear layers"
+    adapts_layers = "scale and low-rank matrices of linear layers, with PAID's loss"
     paper = "https://arxiv.org/abs/2402.09353"
     checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
+    tasks = frozenset({"classification", "segmentation"})
 
     class Hyperparameters(LowRankHyperparameters):
         """Hyper-parameters of DoRA; `lr` is that of m, A and B."""

@@ -34,6 +34,7 @@ class FOAShift(ShiftMethod):
     adapts_layers = "the mean of the features"
     paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
+    source_access = "unlabelled"
     passes_per_image = (1, 0)
     search_space = {"history": [0.8, 0.9, 0.95, 0.99], "shift_weight": (0.0, 1.0)}
 
@@ -60,6 +61,7 @@ class FOABP(ShiftMethod):
     adapts_layers = "norm layers and the mean of the features"
     paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
+    source_access = "unlabelled"
     passes_per_image = (1, 1)
     search_space = {"lr": (1e-5, 1e-1), "distance_weight": (1.0, 100.0)}
     all_blocks = True
@@ -100,6 +102,7 @@ class FOA(ShiftMethod):
     adapts_layers = "prompts, by search, and the mean of the features"
     paper = "https://arxiv.org/abs/2404.01650"
     checked_against = "official code"
+    source_access = "unlabelled"
     passes_per_image = (28, 0)
     search_space = {"step_size": (0.01, 1.0), "distance_weight": (0.01, 10.0)}
     all_blocks = True

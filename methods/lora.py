@@ -23,12 +23,13 @@ class LoRA(AlignmentMethod):
     year = 2022
     venue = "ICLR"
     citation = "hu2022lora"
-    adapts_layers = "low-rank matrices of linear layers"
+    adapts_layers = "low-rank matrices of linear layers, with PAID's loss"
     paper = "https://arxiv.org/abs/2106.09685"
     checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
+    tasks = frozenset({"classification", "segmentation"})
 
     class Hyperparameters(LowRankHyperparameters):
         """Hyper-parameters of LoRA; `lr` is that of A and B."""

@@ -171,6 +171,7 @@ class PAID(AlignmentMethod):
     passes_per_image = (1, 1)
     source_access = "unlabelled"
     warmup_access = "labelled"
+    tasks = frozenset({"classification", "segmentation"})
 
     class Hyperparameters(AlignmentHyperparameters):
         """Hyper-parameters of PAID; `lr` is that of m and U."""

@@ -38,7 +38,7 @@ class RMT(ContrastMethod):
     year = 2023
     venue = "CVPR"
     citation = "doebler2023rmt"
-    adapts_layers = "all weights and a projector, with a teacher"
+    adapts_layers = "all weights and a projector, with a teacher and source replay"
     paper = "https://arxiv.org/abs/2211.13081"
     checked_against = "official code"
     source_access = "labelled"

@@ -1,7 +1,7 @@
-"""Write the tables of the docs that are made from the code: python scripts/docs_tables.py
+"""Write the tables of README and docs that are made from the code: python scripts/docs_tables.py
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; tests/test_docs.py holds the pages
-to what this writes.
+A table is between `<!-- table NAME -->` and `<!-- end -->`; tests/test_docs.py compares the pages
+with what this writes. The table "methods" may be on any page, or on none.
 """
 
 import json
@@ -13,12 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ctta_bench.cli.listing import source_data
 from ctta_bench.config.experiment import Experiment, MethodEntry
 from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options
+from ctta_bench.registry import METHODS, short_reference
 from ctta_bench.stream.settings import SETTINGS
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -102,11 +105,35 @@ def setting_table() -> str:
     return markdown(("setting", "order", "parameters (default)", "source"), rows)
 
 
+def methods_table() -> str:
+    """The methods in the order of their years: source first, what has no paper last."""
+    entries = METHODS.entries().values()
+    ours = [entry for entry in entries if entry.module.startswith("ctta_bench.methods.")]
+    order = sorted(ours, key=lambda e: (e.name != "source", e.attributes.get("year", 9999), e.name))
+    rows = []
+    for entry in order:
+        facts, citation = entry.attributes, METHODS.citation(entry.name)
+        paper = short_reference(citation, facts["venue"]) if citation else "–"
+        link = facts.get("paper", "")
+        rows.append(
+            (
+                f"{facts['display_name']} (`{entry.name}`)",
+                facts["adapts_layers"],
+                " and ".join(sorted(facts.get("tasks", ["classification"]))),
+                source_data(facts),
+                f"[{paper}]({link})" if link.startswith("http") else paper,
+                facts["checked_against"],
+            )
+        )
+    return markdown(("method", "adapts", "task", "source data", "paper", "checked against"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "keys": key_table,
     "method keys": lambda: key_table(MethodEntry),
     "options": cell_table,
     "settings": setting_table,
+    "methods": methods_table,
 }
 PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -118,7 +145,7 @@ def filled(page: str) -> str:
 
 def main() -> None:
     """Write the tables of all pages."""
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             page.write_text(new, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -102,6 +103,16 @@ def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> T
     return table
 
 
+def list_table(columns: list[str], rows: list[list[str]]) -> Table:
+    """A list for a terminal: no wider than it, without frames; all but the names may wrap."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for column in columns:
+        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
 def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]:
     """A method's hyper-parameters, and the values of its presets."""
     columns = ["name", "type", "range", "default", "searched", "description"]
@@ -117,9 +128,14 @@ def hyperparameter_tables(name: str, description: dict[str, Any]) -> list[Table]
     return tables
 
 
-def pair_table(pairs: list[Any]) -> Table:
-    """What each method updates in a model, which network is scored, or why it is not supported."""
-    rows = [
+COMPATIBILITY_COLUMNS = [
+    "method", "updated values", "tensors", "scored", "source data", "not supported because"
+]  # fmt: skip
+
+
+def compatibility_rows(pairs: list[Any]) -> list[list[str]]:
+    """What each method updates in one model, which network is scored, or why it is not supported."""
+    return [
         [
             pair.method,
             "–" if pair.refusal else f"{pair.parameters:,}",
@@ -130,8 +146,6 @@ def pair_table(pairs: list[Any]) -> Table:
         ]
         for pair in pairs
     ]
-    columns = ["method", "values updated", "tensors", "scored", "source data", "not supported"]
-    return plain_table(columns, rows)
 
 
 def parity_table(verdicts: list[Any]) -> Table:

@@ -1,5 +1,7 @@
-"""What there is: methods, benchmarks, models, experiments."""
+"""`ctta-bench list`: methods, benchmarks, settings, source models and experiments."""
 
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,56 @@ HOW_COST_IS_COUNTED = (
     "passes: images x (forward + backward) in millions, as methods declare them, without warm-ups; "
     f"time: on one worker, by earlier runs of method, benchmark and model in {RUNS}/."
 )
+HOW_TO_GET_EXTRAS = "[seg]: needs mmsegmentation; pip install 'ctta-bench[seg]'."
+
+Row = dict[str, Any]
+# What each list shows: in a terminal a heading and how a row fills it, in a pipe the keys of a row.
+TERMINAL: dict[str, dict[str, Callable[[Row], str]]] = {
+    "methods": {
+        "name": lambda row: row["name"],
+        "method": lambda row: _with_paper(row),
+        "task": lambda row: {"classification": "classify", "segmentation": "segment"}.get(
+            row["task"], row["task"]
+        ),
+        "adapts": lambda row: row.get("adapts_layers", ""),
+        "source data": lambda row: row["source_data"],
+        "needs\nBatchNorm": lambda row: row["needs_batch_norm"],
+    },
+    "benchmarks": {
+        "name": lambda row: row["name"],
+        "benchmark": lambda row: _with_paper(row),
+        "description": lambda row: row["description"],
+    },
+    "models": {
+        "name": lambda row: row["name"],
+        "source model": lambda row: _with_paper(row),
+        "description": lambda row: row["description"],
+    },
+    "settings": {
+        "name": lambda row: row["name"],
+        "setting": lambda row: row["display_name"],
+        "parameters": lambda row: row["parameters"] or "none",
+        "order of the images": lambda row: row["description"],
+    },
+    "experiments": {
+        "name": lambda row: row["name"],
+        "cells": lambda row: str(row["cells"]),
+        "passes": lambda row: str(row["passes"]),
+        "time": lambda row: str(row["time"]),
+        "reproduces": lambda row: str(row["remakes"]),
+        "description": lambda row: row["description"],
+    },
+}
+PIPE: dict[str, tuple[str, ...]] = {
+    "methods": (
+        "name", "display_name", "reference", "task", "adapts_layers", "source_data",
+        "needs_batch_norm", "extra", "description",
+    ),
+    "benchmarks": ("name", "display_name", "reference", "extra", "description"),
+    "models": ("name", "display_name", "extra", "description"),
+    "settings": ("name", "display_name", "reference", "parameters", "description", "source"),
+    "experiments": ("name", "cells", "passes", "time", "remakes", "description"),
+}  # fmt: skip
 
 
 @command
@@ -38,7 +90,9 @@ def list_entries(
     ] = None,
     format: Format = "text",
 ) -> None:
-    """Show what there is.
+    """List methods, benchmarks, settings, models or experiments.
+
+    In a pipe: one line per entry with tab-separated fields, after a line of their names.
 
     Example: `ctta-bench list methods --model timm:resnet50`
     """
@@ -46,26 +100,11 @@ def list_entries(
     load_plugins(plugin)
     if model is not None:
         if what != "methods":
-            raise ConfigError(f"list {what} --model {model}: only methods go with a model.")
-        return list_pairs(model, verbose, as_json)
-    rows: list[dict[str, Any]]
-    if what == "experiments":
-        from ctta_bench.config.experiment import experiment_files, load_experiment
-        from ctta_bench.measuring.estimate import rows as experiment_rows
-
-        found = {name: load_experiment(name) for name in experiment_files()}
-        rows = list(experiment_rows(found, RUNS))
-    elif what == "settings":
-        rows = setting_rows()
-    else:
-        kinds = {"methods": registry.METHODS, "benchmarks": registry.BENCHMARKS}
-        kinds["models"] = registry.MODELS
-        if what not in kinds:
-            raise ConfigError(f"list {what!r}: choose {', '.join(kinds)}, settings or experiments.")
-        rows = [
-            {"name": e.name, "description": e.description, "module": e.module, **e.attributes}
-            for e in kinds[what].entries().values()
-        ]
+            raise ConfigError(f"list {what} --model {model}: --model goes with methods only.")
+        return list_compatibility(model, verbose, as_json)
+    if what not in TERMINAL:
+        raise ConfigError(f"list {what!r}: choose one of {', '.join(TERMINAL)}.")
+    rows = rows_of(what)
     described = {}
     if verbose and what == "methods":
         from ctta_bench.config.presets import describe
@@ -75,53 +114,127 @@ def list_entries(
     if as_json:
         print_json(rows)
         return
-    from ctta_bench.cli.console import hyperparameter_tables, plain_table
+    if sys.stdout.isatty():
+        from ctta_bench.cli.console import list_table
 
-    more = {
-        "methods": ["source_access", "warmup_access"],
-        "settings": ["parameters"],
-        "experiments": ["cells", "passes", "time", "remakes"],
-    }
-    columns = ["name", *more.get(what, []), "description"]
-    cells = [[str(row.get(c, "none")) for c in columns] for row in rows]
-    printer().print(plain_table([c.replace("_", " ") for c in columns], cells))
+        columns = TERMINAL[what]
+        cells = [[fill(row) for fill in columns.values()] for row in rows]
+        printer().print(list_table(list(columns), cells))
+        if any(row.get("extra") for row in rows):
+            typer.echo(HOW_TO_GET_EXTRAS)
+        if what == "experiments":
+            typer.echo(HOW_COST_IS_COUNTED)
+    else:
+        print_fields(PIPE[what], ([row.get(key, "") for key in PIPE[what]] for row in rows))
+    if described:
+        from ctta_bench.cli.console import hyperparameter_tables
+
+        for name, description in described.items():
+            for table in hyperparameter_tables(name, description):
+                printer().print(table)
+
+
+def print_fields(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write one line per row to stdout, fields separated by tabs, after a line of their names."""
+    for fields in (names, *rows):
+        typer.echo("\t".join(" ".join(str(field).split()) for field in fields))
+
+
+def rows_of(what: str) -> list[Row]:
+    """The entries of a list as plain values, with all literal attributes that they declare."""
     if what == "experiments":
-        typer.echo(HOW_COST_IS_COUNTED)
-    for name, description in described.items():
-        for table in hyperparameter_tables(name, description):
-            printer().print(table)
+        from ctta_bench.config.experiment import experiment_files, load_experiment
+        from ctta_bench.measuring.estimate import rows as experiment_rows
+
+        found = {name: load_experiment(name) for name in experiment_files()}
+        return list(experiment_rows(found, RUNS))
+    if what == "settings":
+        return setting_rows()
+    kind = {"methods": registry.METHODS, "benchmarks": registry.BENCHMARKS}.get(
+        what, registry.MODELS
+    )
+    return [_row(kind, entry) for entry in kind.entries().values()]
 
 
-def setting_rows() -> list[dict[str, Any]]:
-    """The protocols a stream may follow, with their parameters' defaults and sources."""
-    from ctta_bench.stream.settings import SETTINGS
+def _row(kind: registry.Registry, entry: registry.Entry) -> Row:
+    plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in entry.attributes.items()}
+    citation = kind.citation(entry.name)
+    known = registry.references() if citation else {}
+    row = {
+        "name": entry.name,
+        "description": entry.description,
+        "module": entry.module,
+        **plain,
+        "display_name": kind.display_name(entry.name),
+        "reference": registry.short_reference(citation, plain.get("venue", ""))
+        if citation in known
+        else "",
+        "extra": plain.get("extra", ""),
+    }
+    if kind is registry.BENCHMARKS:
+        row["extra"] = registry.MODELS.declared(plain.get("default_model", ""), "extra", "")
+    if kind is registry.METHODS:
+        tasks = plain.get("tasks", ["classification"])
+        row["task"] = "both" if len(tasks) > 1 else tasks[0]
+        row["extra"] = "seg" if tasks == ["segmentation"] else ""
+        row["source_data"] = source_data(plain)
+        row["needs_batch_norm"] = "yes" if plain.get("needs_batch_norm") else "no"
+    return row
 
+
+def source_data(attributes: Row) -> str:
+    """What a method reads of the source data: "none", "unlabelled", "labelled with warm-up", ..."""
+    access, warm = (attributes.get(f"{key}_access", "none") for key in ("source", "warmup"))
+    order = ("none", "unlabelled", "labelled")
+    if order.index(warm) <= order.index(access):
+        return str(access)
+    return f"{warm} with warm-up" if access == "none" else f"{access}, {warm} with warm-up"
+
+
+def _with_paper(row: Row) -> str:
+    paper = f" ({row['reference']})" if row["reference"] else ""
+    return f"{row['display_name']}{paper}" + (f" [{row['extra']}]" if row["extra"] else "")
+
+
+def setting_rows() -> list[Row]:
+    """The settings of streams, with their parameters' defaults and sources."""
+    from ctta_bench.stream.settings import SETTINGS, setting_display_name
+
+    known = registry.references()
     return [
         {
             "name": name,
+            "display_name": setting_display_name(name),
             "parameters": " ".join(
                 k if v is None else f"{k}={v:g}" for k, v in setting.parameters.items()
             ),
             "description": setting.definition,
             "source": setting.source,
+            "citation": setting.citation,
+            "reference": registry.short_reference(setting.citation)
+            if setting.citation in known
+            else "",
         }
         for name, setting in SETTINGS.items()
     ]
 
 
-def list_pairs(model: str, verbose: bool, as_json: bool) -> None:
-    """What every method would update in a model, or why it cannot serve it."""
+def list_compatibility(model: str, verbose: bool, as_json: bool) -> None:
+    """What every method would update in a model, or why it does not support it."""
     from dataclasses import asdict
 
     from ctta_bench.authoring.compatibility import compatibilities
+    from ctta_bench.cli.console import COMPATIBILITY_COLUMNS, compatibility_rows, list_table
 
     found = list(compatibilities(model, registry.METHODS.names()))
     if as_json:
         print_json([asdict(pair) | {"parameters": pair.parameters} for pair in found])
         return
-    from ctta_bench.cli.console import pair_table
-
-    printer().print(pair_table(found))
+    rows = compatibility_rows(found)
+    if sys.stdout.isatty():
+        printer().print(list_table(COMPATIBILITY_COLUMNS, rows))
+    else:
+        print_fields(COMPATIBILITY_COLUMNS, rows)
     for pair in found:
         if verbose and pair.trainable:
             typer.echo(f"\n{pair.method}: {', '.join(pair.trainable)}")
