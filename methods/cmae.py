@@ -1,22 +1,23 @@
-"""Continual-MAE (Liu et al., CVPR 2024, arXiv:2312.12480): the network learns its own clean
-prediction, and histograms of oriented gradients (HOG), from images without their uncertain patches.
+"""Continual-MAE (Liu et al., CVPR 2024, arXiv:2312.12480): with uncertain patches masked, the
+network learns its own prediction of the clean image and reconstructs histograms of oriented
+gradients (HOG).
 
-Official code: RanXu2000/continual-mae, its CIFAR-10 form alone. Masked are the patches whose final
-token varies most over augmented views; a mask token stands in for their embedding. On the masked
-tokens a linear projection reconstructs the HOG of the image itself. Only tensors named weight or
-bias learn and are restored, so a ViT's class token and position table stay; projection and mask
-token learn and are never restored. The teacher is no average but a copy of the student after its
-restoration, and so the student itself before the next step: no second network is kept.
+Official code: RanXu2000/continual-mae, which has the CIFAR-10 form only. Masked are the patches
+whose final token varies most over augmented views; a mask token replaces their embedding. On the
+masked tokens a linear projection reconstructs the HOG of the unmasked image. Only tensors named
+weight or bias learn and are restored, so a ViT's class token and position table stay fixed;
+projection and mask token learn and are never restored. The teacher is not an average but a copy of
+the student after its restoration, that is the student before the next step: no second network is
+stored.
 
 The form for segmentation is in cmae_maps.py.
 
-The official projection starts at random and the mask token at zero, without warm-up, and so do ours
-unless `warmup_iterations` is set: then both learn on source images, without labels, before a frozen
-network.
+The projection starts at random and the mask token at zero, as in the official code. Only with
+`warmup_iterations` do both learn on unlabelled source images first, with the network frozen.
 
-Differs from the official code, unless `faithful: true`: a reset returns projection and mask token
-to their start, too, and a gradient that is rounding noise takes no step (without mask and HOG that
-of the cross-entropy is zero, and Adam would make full steps of it).
+Differs from the official code, unless `faithful: true`: a reset also returns projection and mask
+token to their start; and a gradient that is rounding noise makes no step (without mask and HOG the
+gradient of the cross-entropy is zero, and Adam would turn it into full steps).
 """
 
 from typing import Any, Literal
@@ -45,7 +46,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("cmae")
 class ContinualMAE(Method):
-    """Consistency with the clean prediction, and reconstruction of HOG, under an uncertain mask."""
+    """Consistency with the clean prediction and HOG reconstruction, uncertain patches masked."""
 
     display_name = "C-MAE"
     year = 2024
@@ -67,38 +68,38 @@ class ContinualMAE(Method):
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
         lr: float = Field(1e-5, ge=0, description="learning rate")
         views: int = Field(
-            10, ge=2, description="n, views (segmentation: head passes) for the uncertainty"
+            10, ge=2, description="n, views (segmentation: passes of the head) per uncertainty"
         )
         score: Literal["channel_mean", "logit", "feature_variance"] = Field(
             "channel_mean", description="whose variance over the views is a token's uncertainty"
         )
-        mask_ratio: float = Field(0.5, ge=0, le=1, description="ρ, share of patches masked")
+        mask_ratio: float = Field(0.5, ge=0, le=1, description="ρ, share of masked patches")
         hog_ratio: float = Field(0.5, ge=0, description="weight of the reconstruction; 0: none")
-        restore_probability: float = Field(0.01, ge=0, le=1, description="p of a restoration")
+        restore_probability: float = Field(0.01, ge=0, le=1, description="p of the restoration")
         min_gradient_norm: float = Field(1e-6, ge=0, description="no step below this norm")
         warmup_iterations: int = Field(
-            0, ge=0, description="steps of projection and mask token on source images"
+            0, ge=0, description="warm-up steps of projection and mask token on source images"
         )
         warmup_lr: float = Field(1e-3, ge=0, description="AdamW's learning rate in the warm-up")
         warmup_batch_size: int = Field(64, ge=1, description="batch size of the warm-up")
-        faithful: bool = Field(False, description="resets and steps as in the official code")
+        faithful: bool = Field(False, description="reset and step as the official code does")
 
         @property
         def warms_up(self) -> bool:
-            """Without reconstruction there is nothing to train."""
+            """False without reconstruction: then there is nothing to train."""
             return super().warms_up and self.hog_ratio > 0
 
     augment: Augment = staticmethod(random_view)
 
     def setup(self) -> None:
-        """Adapt every weight and bias, with a projection and a mask token beside the network."""
+        """Adapt every weight and bias of the network, and a projection and a mask token."""
         side, width = patch_side(self.model), self.model.network.embed_dim
         self.adapt_with(side // CELLS, embedded=width, seen=width)
 
     def adapt_with(self, cell: int, *, embedded: int, seen: int) -> None:
-        """Adapt the network, and reconstruct histograms of cells of this side in pixels.
+        """Adapt the network; reconstruct histograms of cells with a side of `cell` pixels.
 
-        `embedded` is the width of masked tokens, `seen` that of what the projection reads.
+        `embedded` is the width of the masked tokens, `seen` the width of the projection's input.
         """
         self.cell = cell
         weights = self.model.weight_parameters()
@@ -109,7 +110,7 @@ class ContinualMAE(Method):
         self.optimizer = self.build_optimizer()
 
     def reconstruction(self, embedded: int, seen: int) -> dict[str, nn.Parameter]:
-        """The mask token and, unless HOG is left out, the projection."""
+        """The mask token and, if there is a HOG loss, the projection."""
         like = self.model.mean
         self.mask_token = nn.Parameter(like.new_zeros(1, 1, embedded))
         found = {"mask_token": self.mask_token}
@@ -123,18 +124,18 @@ class ContinualMAE(Method):
         return found
 
     def warmup_parameters(self) -> dict[str, nn.Parameter]:
-        """Mask token and projection; the network stays."""
+        """Mask token and projection; the network is frozen."""
         return self.beside
 
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
-        """Reconstruction alone, masked as on the stream."""
+        """One step on the reconstruction loss only, masked as on the stream."""
         images = self.resized(images)
         mask = self.mask(images)
         _, tokens = self.masked_pass(images, mask)
         self.step(self.reconstruction_loss(tokens, images, mask))
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step from the masked images towards the clean prediction, which is returned."""
+        """One step of the masked prediction towards the clean one; returns the clean logits."""
         images = self.resized(images)
         target, mask = self.target_and_mask(images)
         logits, tokens = self.masked_pass(images, mask)
@@ -146,7 +147,7 @@ class ContinualMAE(Method):
         return target
 
     def resized(self, images: Tensor) -> Tensor:
-        """Images at the network's input size, to whose patches mask and histograms belong."""
+        """Images at the network's input size: mask and histograms refer to its patches."""
         size = self.model.preprocessing.size
         if size is None or tuple(images.shape[-2:]) == size:
             return images
@@ -154,7 +155,7 @@ class ContinualMAE(Method):
 
     @torch.no_grad()
     def target_and_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The clean prediction, and the mask."""
+        """The logits of the clean images, and the mask."""
         mask = self.mask(images)
         return self.model(images), mask
 
@@ -168,13 +169,13 @@ class ContinualMAE(Method):
         return self.most(self.uncertainty(images))
 
     def most(self, uncertainty: Tensor) -> Tensor:
-        """The int(ρ N) largest of each row of [n, N], as bool."""
+        """The int(ρ N) largest entries of each row of [n, N], as bool."""
         count = int(self.hp.mask_ratio * uncertainty.shape[1])
         chosen = uncertainty.argsort(dim=1, descending=True, stable=True)[:, :count]
         return torch.zeros_like(uncertainty, dtype=torch.bool).scatter_(1, chosen, True)
 
     def uncertainty(self, images: Tensor) -> Tensor:
-        """Variance [n, N] of each place's score over the views, which are not moved back."""
+        """Variance [n, N] of each position's score over the views, which are not aligned again."""
         scores = over_views(
             images,
             lambda views: self.scored(self.forward(views)[1]).to(images.dtype),
@@ -185,20 +186,20 @@ class ContinualMAE(Method):
         return torch.cat(list(scores)).var(0).mean(-1)
 
     def scored(self, tokens: Tensor) -> Tensor:
-        """What of the tokens [n, N, d] is compared over the views, [n, N, values]."""
+        """The values [n, N, values] of the tokens [n, N, d] whose variance is measured."""
         if self.hp.score == "channel_mean":
-            # After a norm it carries only what the norm's weights leave: taken as published.
+            # After a norm layer this depends on the norm's weights only; used as published.
             return tokens.mean(-1, keepdim=True)
         return self.model.classifier(tokens) if self.hp.score == "logit" else tokens
 
     def masked_pass(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` with the mask token for the embedding of masked patches [n, N]."""
+        """`forward`, with the mask token in place of the embeddings of masked patches [n, N]."""
 
         def hide(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
             hidden = mask.view(*embedded.shape[:-1], 1)  # before the position is added
             return torch.where(hidden, self.mask_token.to(embedded.dtype), embedded)
 
-        # Half precision would go on with copies of the weights that were made without gradients.
+        # Autocast would reuse half-precision weights that were made without gradients.
         torch.clear_autocast_cache()
         with hooked(self.model.network.patch_embed, hide):
             return self.forward(images)
@@ -206,7 +207,7 @@ class ContinualMAE(Method):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, classes] and the patches' tokens [n, N, d] after the final norm.
 
-        The tokens are of the images' precision, also where half of it is computed in.
+        The tokens have the images' precision, also where the network computes in half of it.
         """
         seen: list[Tensor] = []
         with hooked(self.model.network.norm, lambda module, inputs, tokens: seen.append(tokens)):
@@ -214,7 +215,7 @@ class ContinualMAE(Method):
         return logits, seen[0][:, self.model.network.num_prefix_tokens :].to(images.dtype)
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
-        """Mean square error of the projected masked tokens against their patches' histograms."""
+        """Mean squared error between projected masked tokens and their patches' histograms."""
         target = patch_targets(oriented_gradients(images, self.cell))[mask]
         return mse_loss(self.projection(tokens[mask]).to(target.dtype), target)
 
@@ -223,7 +224,7 @@ class ContinualMAE(Method):
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)
 
     def reset(self) -> None:
-        """Back to the start; the official code keeps projection and mask token."""
+        """Return to the start; the official code does not reset projection and mask token."""
         last = [parameter.detach().clone() for parameter in self.beside.values()]
         super().reset()
         if self.hp.faithful:
@@ -232,16 +233,16 @@ class ContinualMAE(Method):
 
 
 def patch_side(model: SourceModel) -> int:
-    """Side in pixels of a ViT's patches. Raises MethodError if they or the network do not serve."""
+    """Side in pixels of a ViT's patches. Raises MethodError if the model is not supported."""
     if not isinstance(model.network, VisionTransformer):
         raise MethodError(
-            f"Continual-MAE cannot serve {model.name}: it masks the patch embedding of a timm "
-            "VisionTransformer, which this model is not."
+            f"Continual-MAE does not support {model.name}: it masks the patch embedding of a timm "
+            "VisionTransformer; choose a ViT."
         )
     height, width = model.network.patch_embed.patch_size
     if height != width or height % CELLS:
         raise MethodError(
-            f"Continual-MAE cannot serve {model.name}: it needs square patches of an even side "
-            f"for the cells of its histograms, not {height} x {width}."
+            f"Continual-MAE does not support {model.name}: the cells of its histograms need square "
+            f"patches of an even side, not {height} x {width}; choose another ViT."
         )
     return height

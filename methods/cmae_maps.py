@@ -1,9 +1,9 @@
-"""Continual-MAE on segmentation (the method: cmae.py).
+"""Continual-MAE for segmentation (the method: cmae.py).
 
-Nothing was released, the form is ours: masked are groups of 16 x 16 pixels whose
-prediction varies most over `views` passes of the head under dropout, in the first stage's
-embedding; the HOG of a group is reconstructed from the mean of the head's map over it; the student
-learns its own clean prediction's most likely classes.
+The authors released no code for segmentation; this form is ours. Masked are groups of 16 x 16
+pixels whose prediction varies most over `views` passes of the head with dropout; the mask acts on
+the embedding of the first stage. The HOG of a group is reconstructed from the mean of the head's
+map over the group. The student learns the most likely classes of its own clean prediction.
 """
 
 import torch
@@ -17,18 +17,18 @@ from ctta_bench.parts.segmentation.scales import hard_loss
 
 
 class ContinualMAEMaps(ContinualMAE):
-    """Consistency and reconstruction under a mask of uncertain groups of pixels."""
+    """Segmentation: consistency and reconstruction, with uncertain groups of pixels masked."""
 
     passes_per_image = (2, 1)
     checked_with = {"lr": 1e-4}
-    exempt = {"permutation": "dropout, drawn for the batch in its order, chooses the mask"}
+    exempt = {"permutation": "dropout, drawn in the order of the batch, chooses the mask"}
 
     def setup(self) -> None:
-        """As on images, of groups. Raises MethodError for a `score` of patches."""
+        """As in classification, with groups. Raises MethodError for a `score` of patches."""
         if self.hp.score != "channel_mean":
             raise MethodError(
-                "Continual-MAE's score is that of head passes under dropout on "
-                f"{self.model.name}, which segments; leave `score` out."
+                f"Continual-MAE on {self.model.name}, a segmentation model, scores groups by "
+                f"passes of the head with dropout, not by {self.hp.score!r}; leave `score` out."
             )
         self.maps = MaskedMaps(self.model, asked_by="Continual-MAE")
         widths = self.maps.embedding_width, self.maps.width
@@ -36,7 +36,7 @@ class ContinualMAEMaps(ContinualMAE):
 
     @torch.no_grad()
     def target_and_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The clean prediction [n, classes, h, w], and the mask [n, groups]."""
+        """The logits [n, classes, h, w] of the clean images, and the mask [n, groups]."""
         target, uncertainty = self.maps.logits_and_uncertainty(images, self.hp.views)
         return target, self.most(uncertainty)
 
@@ -45,11 +45,11 @@ class ContinualMAEMaps(ContinualMAE):
         return hard_loss(logits, target)
 
     def masked_pass(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the head's means [n, groups, width], with masked groups hidden."""
+        """Logits, and the means of the head's map [n, groups, width], with groups masked."""
         torch.clear_autocast_cache()
         logits, groups = self.maps.masked_pass(images, mask, self.mask_token)
         return logits, groups.to(images.dtype)
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
-        """Mean square error of the projected masked groups against their histograms."""
+        """Mean squared error between projected masked groups and their histograms."""
         return super().reconstruction_loss(tokens, whole_groups(images), mask)

@@ -1,13 +1,14 @@
-"""CMF (Lee and Chang, ICLR 2024): ROID whose weights follow those of a filter, Kalman's, that knows
-the source and sees the learning weights as measurements.
+"""CMF (Lee and Chang, ICLR 2024): ROID, with a Kalman filter of the weights that starts from the
+source weights and takes the adapted weights as measurements.
 
-Checked against mariodoebler/test-time-adaptation, which took the authors' code over; its merge
-variants `lp` and `op` compute the same. A third set of weights h starts at the source's: after
-every step it goes back to them by α, then towards the learnt ones by 1 - β, and these go towards h
-by 1 - γ. β comes from a variance that the data never enter: it starts near 1 and falls to a fixed
-point, 0.94 for the 38,400 values of a ViT-B/16. All else is that of ROID.
+Checked against mariodoebler/test-time-adaptation, which includes the authors' code; its merge
+variants `lp` and `op` compute the same. A third set of weights h starts at the source weights.
+After every step h is pulled to the source by 1 - α, then moved to the adapted weights by 1 - β, and
+the adapted weights are moved to h by 1 - γ. β comes from a variance that does not depend on the
+data: it starts near 1 and falls to a fixed point, 0.94 for the 38,400 values of a ViT-B/16.
+Everything else is ROID.
 
-Differs from that code, unless `faithful: true`: a reset also forgets the variance.
+Differs from that code, unless `faithful: true`: a reset also clears the variance.
 """
 
 from pydantic import Field
@@ -18,13 +19,13 @@ from ctta_bench.method import ema_update, pull_to_source
 from ctta_bench.parts.families.weighted import SampleWeightingHyperparameters, SampleWeightingMethod
 from ctta_bench.registry import METHODS
 
-REFERENCE = 38_400  # adapted values that q is given for: those of a ViT-B/16
-LOWEST, HIGHEST = 0.89, 0.9999  # β: clipped below, 1 from here on
+REFERENCE = 38_400  # number of adapted values for which q is given: a ViT-B/16
+LOWEST, HIGHEST = 0.89, 0.9999  # of β: at least LOWEST, and 1 from HIGHEST on
 
 
 @METHODS.register_module("cmf")
 class CMF(SampleWeightingMethod):
-    """Weighted self-training with weights that follow a momentum filter."""
+    """Weighted self-training, with a Kalman filter of the weights."""
 
     display_name = "CMF"
     year = 2024
@@ -40,33 +41,33 @@ class CMF(SampleWeightingMethod):
 
         lr: float = Field(2.5e-4, ge=0, description="learning rate")
         source_momentum: float = Field(
-            0.99, ge=0, le=1, description="α: share that the filter keeps of itself"
+            0.99, ge=0, le=1, description="α of the filter's pull to the source"
         )
         filter_momentum: float = Field(
-            0.99, ge=0, le=1, description="γ: share that the weights keep of themselves"
+            0.99, ge=0, le=1, description="γ of the weights' move to the filter"
         )
         process_noise: float = Field(
             0.005,
             ge=0,
-            description="q for the 38,400 values of a ViT-B/16; grows with their number",
+            description="q for the 38,400 values of a ViT-B/16, scaled by the model's number",
         )
-        faithful: bool = Field(False, description="reproduce the fault of the published reset")
+        faithful: bool = Field(False, description="do not reset the variance, as in the code")
 
     def setup(self) -> None:
-        """As ROID's, with the filter's weights and variance."""
+        """As ROID; also the filter's weights and variance."""
         super().setup()
         values = sum(parameter.numel() for parameter in self.trainable.values())
         self.noise = self.hp.process_noise * values / REFERENCE
         if self.noise >= 1:
             raise MethodError(
-                f"CMF's process_noise {self.hp.process_noise:g} comes to {self.noise:.3g} for the "
-                f"{values:,} adapted values of {self.model.name}, and must stay below 1; lower it."
+                f"CMF on {self.model.name}: process_noise {self.hp.process_noise:g} becomes "
+                f"{self.noise:.3g} for {values:,} adapted values; it must be below 1, so lower it."
             )
         self.hidden = [value.clone() for value in self.source]
         self.variance = 0.0
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step, after which the weights are filtered; returns corrected logits from before."""
+        """One step, then the filter; returns the corrected logits from before the step."""
         logits = self.model(images)
         if self.update(images, logits):
             self.filter_weights()
@@ -89,7 +90,7 @@ class CMF(SampleWeightingMethod):
         return beta
 
     def reset(self) -> None:
-        """Back to the state before the stream; `faithful` keeps the variance."""
+        """Return to the state before the stream; with `faithful` the variance is not reset."""
         variance = self.variance
         super().reset()
         if self.hp.faithful:

@@ -1,24 +1,25 @@
-"""DePT (Gao et al., arXiv:2210.04831): prompts among a transformer's tokens, taught by pseudo
-labels from nearest neighbours, and by a moving average of themselves.
+"""DePT (Gao et al., arXiv:2210.04831): prompts among a transformer's tokens learn from pseudo
+labels of nearest neighbours and from their own moving average, the teacher.
 
 Official code: yhygao/DePT, for many epochs over a target set; its entry point for streams was never
-released. What one pass makes of it here is a choice of this suite: one step a batch, a memory bank
-that fills from the stream, a constant learning rate. P prompts stand before the class token, new
-ones at each of S stages. The scored logits are the student's on the plain images before the step.
-The teacher is averaged from prompts, classifier and heads: all else is frozen, and shared.
+released. The online form here is a choice of this suite: one step per batch, a memory bank that is
+filled from the stream, a constant learning rate. P prompts are put before the class token, new ones
+at each of S stages. The scored logits are the student's on the plain images before the step. The
+teacher averages prompts, classifier and heads; everything else is frozen and shared.
 
-Prompts are never neutral: at the start, not even the logits are the source model's. Published
-figures start from prompts and DINO heads that were trained with the whole network on labelled
-source data; `warmup_epochs` trains both before the frozen network. Without it the heads, which
-would be random, are left out with all losses on them (`dino` overrides), which leaves the pseudo
-labels and the diversity of classes.
+Prompts always change the logits, so the start is not the source model. Published figures start from
+prompts and DINO heads that were trained together with the whole network on labelled source data;
+`warmup_epochs` trains both with the network frozen. Without a warm-up the heads would be random, so
+they and all their losses are left out (`dino` overrides this); the pseudo labels and the diversity
+of classes remain.
 
 The form for segmentation, another algorithm, is in dept_maps.py.
 
-Differs from the official code, unless `faithful: true`: the query and the bank's new entries are
-one pass of the teacher before the step (theirs asks the student, and fills in the teacher's after
-it); the centre follows the mean of a batch (theirs, in a single process, its sum); the gradients of
-heads are clipped, too; batches below eight go without diversity of classes.
+Differs from the official code, unless `faithful: true`: one pass of the teacher before the step
+gives both the query and the bank's new entries (theirs queries with the student, and fills the bank
+from the teacher after the step); the centre is an average of batch means (theirs, in a single
+process, of batch sums); the gradients of the heads are clipped, too; batches of fewer than eight
+images have no diversity of classes.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ View = Callable[[Tensor, tuple[int, int] | None], Tensor]
 
 
 class ForwardPass(NamedTuple):
-    """What a pass gives: logits, class feature [n, d], output tokens [n, P, d] of each stage."""
+    """Result of a pass: logits, class feature [n, d], prompts' outputs [n, P, d] per stage."""
 
     logits: Tensor
     features: Tensor
@@ -68,7 +69,7 @@ class ForwardPass(NamedTuple):
 
 @METHODS.register_module("dept")
 class DePT(Method):
-    """Prompts in the encoder, pseudo labels from neighbours, consistency with an averaged self."""
+    """Prompts in the encoder, pseudo labels of neighbours, consistency with an averaged teacher."""
 
     display_name = "DePT"
     year = 2022
@@ -83,7 +84,7 @@ class DePT(Method):
         | {"prompt_diversity", "class_diversity"}
     )
     tasks = frozenset({"classification", "segmentation"})
-    passes_per_image = (4, 1)  # scored, teacher's weak and strong, student's; 3 without heads
+    passes_per_image = (4, 1)  # scored; teacher weak and strong; student; 3 without heads
     search_space = {"lr": (1e-5, 1e-1)}
     checked_with = {
         "dino": True,
@@ -93,7 +94,7 @@ class DePT(Method):
         "bottleneck": 8,
         "outputs": 12,
     }
-    exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
+    exempt = {"learning_rate_zero_is_source": "prompts change the attention from the start"}
     segmentation_form = "dept_maps:DePTMaps"
 
     class Hyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
@@ -104,14 +105,14 @@ class DePT(Method):
         weight_decay: float = Field(1e-4, ge=0, description="weight decay")
         cosine_steps: int = Field(0, ge=0, description="steps until a rate of 0; 0: constant")
         clip: float = Field(1.0, gt=0, description="largest norm of each tensor's gradient")
-        stages: int = Field(4, ge=0, description="S, runs of blocks with prompts of their own")
-        prompts: int = Field(50, ge=1, description="P, prompts a stage")
-        train_head: bool = Field(True, description="whether the classifier learns, too")
-        teacher_momentum: float = Field(0.99, ge=0, le=1, description="m of the teacher")
+        stages: int = Field(4, ge=0, description="S, stages with prompts of their own")
+        prompts: int = Field(50, ge=1, description="P, prompts per stage")
+        train_head: bool = Field(True, description="the classifier learns, too")
+        teacher_momentum: float = Field(0.99, ge=0, le=1, description="m of the teacher's EMA")
         neighbours: int = Field(10, ge=1, description="k, neighbours that make a pseudo label")
         bank_size: int = Field(1024, ge=1, description="entries of the memory bank")
-        bank_start: int = Field(64, ge=1, description="entries before neighbours are asked")
-        dino: bool | None = Field(None, description="DINO heads; unset: with a warm-up")
+        bank_start: int = Field(64, ge=1, description="entries before neighbours are used")
+        dino: bool | None = Field(None, description="use DINO heads; unset: if there is a warm-up")
         hidden: int = Field(2048, ge=1, description="width of a head's hidden layer")
         bottleneck: int = Field(256, ge=1, description="width of a head's bottleneck")
         outputs: int = Field(2048, ge=1, description="outputs of a head")
@@ -119,22 +120,24 @@ class DePT(Method):
         prompt_weight: float = Field(0.1, ge=0, description="β₂ of the prompts' consistency")
         prompt_diversity: float = Field(0.05, ge=0, description="λ of the prompts' diversity")
         class_diversity: float = Field(1.0, ge=0, description="η of the classes' diversity")
-        warmup_epochs: int = Field(0, ge=0, description="epochs of prompts, heads on source labels")
+        warmup_epochs: int = Field(
+            0, ge=0, description="epochs of prompts and heads on source labels"
+        )
         warmup_optimizer: Literal["sgd", "adamw"] = Field(
-            "sgd", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
+            "sgd", description="of the warm-up; SGD has momentum 0.9", json_schema_extra=NEWER
         )
         warmup_lr: float = Field(5e-3, ge=0, description="learning rate of the warm-up")
         warmup_batch_size: int = Field(128, ge=1, description="batch size of the warm-up")
-        faithful: bool = Field(False, description="order, centre, clipping of the official code")
+        faithful: bool = Field(False, description="order, centre and clipping of the official code")
 
     weak_view: View
     strong_view: View
-    student: Any  # PromptLearner, or PrefixPrompts of the form for segmentation
+    student: Any  # PromptLearner; for segmentation: PrefixPrompts
     teacher: Any
 
     def setup(self) -> None:
-        """Prompts and heads beside the network; a teacher equal to them; an empty bank."""
-        stage_starts(self.model, self.hp.stages, asked_by="DePT")  # or it cannot be served
+        """Add prompts and heads to the network; copy them as teacher; start with an empty bank."""
+        stage_starts(self.model, self.hp.stages, asked_by="DePT")  # may raise
         width, classifier = self.model.network.embed_dim, self.model.classifier
         self.student = PromptLearner(width, self.hp.stages, self.hp.prompts, classifier)
         if self.hp.dino or (self.hp.dino is None and self.hp.warms_up):
@@ -154,24 +157,24 @@ class DePT(Method):
         self.weak_view, self.strong_view = weak_view, strong_view
 
     def warmup_parameters(self) -> dict[str, nn.Parameter]:
-        """Prompts and heads; network and classifier stay."""
+        """Prompts and heads; network and classifier are frozen."""
         return {n: p for n, p in self.student.named_parameters() if "classifier" not in n}
 
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
-        """A clipped step on the labels of a strong view and on the consistency with the teacher."""
+        """A clipped step on a strong view: labels, and consistency with the teacher."""
         assert labels is not None
         self.ema_update_teacher()
         logits, ours, theirs = self.strong_passes(images)
         self.update(cross_entropy(logits, labels) + self.consistency(ours, theirs), theirs)
 
     def warmed_up(self) -> None:
-        """The teacher is the student again, and its centre has seen nothing."""
+        """Copy the student to the teacher again, and set its centre to zero."""
         self.teacher.load_state_dict(self.student.state_dict())
         self.centre = torch.zeros_like(self.centre)
         self.teacher_is_behind = False
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on a strong view; returns the student's plain logits from before it."""
+        """One step on a strong view; returns the student's plain logits from before the step."""
         with torch.no_grad():
             logits = self.predict(images)
         self.ema_update_teacher()
@@ -204,7 +207,7 @@ class DePT(Method):
 
         def leave(module: nn.Module, inputs: tuple[Any, ...], tokens: Tensor) -> Tensor:
             seen.append(tokens[:, :count])
-            return tokens[:, count:]  # so that the class token is the first again
+            return tokens[:, count:]  # the class token is first again
 
         with contextlib.ExitStack() as stack:
             starts = stage_starts(self.model, self.hp.stages, asked_by="DePT")
@@ -226,7 +229,7 @@ class DePT(Method):
             self.teacher_is_behind = False
 
     def memorise(self, weak: Tensor) -> ForwardPass:
-        """Put the teacher's view of a batch into the bank."""
+        """Add the teacher's features and probabilities of a batch to the bank."""
         with torch.no_grad():
             found = self.forward_pass(weak, self.teacher)
         self.bank.add(found.features, found.logits.softmax(1))
@@ -234,7 +237,7 @@ class DePT(Method):
 
     @torch.no_grad()
     def pseudo_labels(self, weak: Tensor) -> Tensor:
-        """Labels int64 [n]: of the mean probabilities of neighbours, once there are enough."""
+        """Labels int64 [n] from the mean probabilities of neighbours, once there are enough."""
         query = self.forward_pass(weak, self.student) if self.hp.faithful else self.memorise(weak)
         filled, needed = self.bank.filled, max(self.hp.bank_start, self.hp.neighbours)
         if filled < min(needed, len(self.bank.features)):
@@ -243,21 +246,21 @@ class DePT(Method):
         return neighbour_probs(query.features, *bank, self.hp.neighbours).argmax(1)
 
     def strong_passes(self, images: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The student's logits on a strong view, and what its heads and the teacher's give.
+        """The student's logits on a strong view, and the outputs of its and the teacher's heads.
 
-        The teacher sees a view of its own. Without heads both lists are empty.
+        The teacher gets another view. Without heads both lists are empty.
         """
         size, theirs = self.model.preprocessing.size, []
         if self.student.heads:
             with torch.no_grad():
                 teacher = self.forward_pass(self.strong_view(images, size), self.teacher)
                 theirs = self.through_heads(teacher, self.teacher)
-        torch.clear_autocast_cache()  # its halves of the weights were made without gradients
+        torch.clear_autocast_cache()  # half-precision weights in it have no gradients
         student = self.forward_pass(self.strong_view(images, size), self.student)
         return student.logits, self.through_heads(student, self.student), theirs
 
     def through_heads(self, seen: ForwardPass, learner: PromptLearner) -> list[Tensor]:
-        """Outputs of each stage's prompts [n, P, outputs] and, last, of the class token's."""
+        """Head outputs of each stage's prompts [n, P, outputs] and, last, of the class token."""
         if not learner.heads:
             return []
         with torch.autocast(self.device.type, enabled=False):
@@ -267,7 +270,7 @@ class DePT(Method):
     def total_loss(
         self, logits: Tensor, ours: list[Tensor], theirs: list[Tensor], labels: Tensor
     ) -> Tensor:
-        """Pseudo labels, consistency with the teacher, diversity of prompts and of classes."""
+        """Pseudo-label loss, consistency with the teacher, diversity of prompts and of classes."""
         loss = cross_entropy(logits, labels) + self.consistency(ours, theirs)
         if ours:
             loss = loss + self.hp.prompt_diversity * diversity_of_prompts(ours[:-1])
@@ -276,7 +279,7 @@ class DePT(Method):
         return loss
 
     def consistency(self, ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
-        """What the heads say of class token and prompts against the teacher's; else nothing."""
+        """Distance of the heads' outputs from the teacher's, a scalar; 0 without heads."""
         if not ours:
             return self.centre.new_zeros(())
         of_class = distillation(ours[-1], theirs[-1], self.centre)
@@ -284,7 +287,7 @@ class DePT(Method):
         return self.hp.cls_weight * of_class + self.hp.prompt_weight * of_prompts
 
     def update(self, loss: Tensor, theirs: list[Tensor]) -> bool:
-        """One clipped step; only then the centre moves, and the teacher is to follow."""
+        """One clipped step; if it is made, update the centre, and the teacher in the next batch."""
         if not self.backward(loss):
             return False
         self.clip_gradients()
@@ -296,14 +299,14 @@ class DePT(Method):
         return True
 
     def set_rate(self) -> None:
-        """Half a cosine over `cosine_steps`, if that is set."""
+        """Set the learning rate of half a cosine over `cosine_steps`, if that is set."""
         if self.hp.cosine_steps:
             share = min(self.steps / self.hp.cosine_steps, 1.0)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.hp.lr * (1 + math.cos(math.pi * share)) / 2
 
     def clip_gradients(self) -> None:
-        """Each tensor by itself; the official code leaves out the heads."""
+        """Clip the gradient of each tensor; the official code leaves out the heads."""
         limit = self.hp.clip * self._scaler.get_scale()
         for name, parameter in self.trainable.items():
             if not (self.hp.faithful and name.startswith("heads")):

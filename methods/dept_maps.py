@@ -1,9 +1,10 @@
-"""DePT on segmentation (the method: dept.py).
+"""DePT for segmentation (the method: dept.py).
 
-Nothing of the method could be built here, the form is ours: prompts are further keys and values of
-each stage's attention behind gates that start closed; labels are the most likely classes of an
-averaged teacher on the images themselves; consistency is that of the stages' mean features; neither
-bank, heads nor diversity. Prompts and gates learn, and the start is the source model.
+The published method does not fit these encoders; this form is ours. Prompts are additional keys and
+values in the attention of each stage, behind gates that start closed. Labels are the most likely
+classes that an averaged teacher predicts for the plain images. The consistency compares the stages'
+mean features. There are no bank, no heads and no diversity. Prompts and gates learn, and the start
+is the source model.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from ctta_bench.parts.segmentation.scales import hard_loss
 
 
 class PrefixPrompts(nn.Module):
-    """Prompts [P, C] for each stage of an encoder, and gates [heads] for each block."""
+    """Prompts [P, C] per stage of an encoder, and gates [heads] per block."""
 
     def __init__(self, model: SourceModel, prompts: int, *, asked_by: str) -> None:
         super().__init__()
@@ -38,21 +39,21 @@ class PrefixPrompts(nn.Module):
 
 
 def blocks_by_stage(model: SourceModel, *, asked_by: str) -> list[list[Any]]:
-    """The blocks of each stage. Raises MethodError where attention has no q, k, v of its own."""
+    """The blocks of each stage. Raises MethodError if attention has no separate q, k and v."""
     stages = getattr(model.network, "encoder_stages", [])
     blocks = [list(stage.blocks) for stage in stages]
     parts = ("q", "k", "v", "proj", "num_heads")
     if not blocks or not all(hasattr(b.attn, p) for of in blocks for b in of for p in parts):
         raise MethodError(
-            f"{asked_by} cannot serve {model.name}: its prompts are keys and values of attention "
-            "with linear layers q, k, v and proj in every stage."
+            f"{asked_by} does not support {model.name}: its prompts need attention with linear "
+            "layers q, k, v and proj in every stage; choose a SegFormer."
         )
     return blocks
 
 
 @contextlib.contextmanager
 def prefixed(model: SourceModel, prefix: PrefixPrompts) -> Iterator[None]:
-    """Within the block every attention of the model's encoder sees these prompts, too."""
+    """Within the block every attention of the model's encoder also attends to these prompts."""
     gates = iter(prefix.gates)
     with contextlib.ExitStack() as stack:
         stages = zip(model.network.encoder_stages, prefix.prompts, strict=True)
@@ -64,7 +65,7 @@ def prefixed(model: SourceModel, prefix: PrefixPrompts) -> Iterator[None]:
 
 
 def _attach(attention: Any, prompts: Tensor, gate: Tensor) -> list[Any]:
-    """Hooks that keep the queries, and add what they find among the prompts before `proj`."""
+    """Hooks that store the queries and add their attention to the prompts before `proj`."""
     queries: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -82,7 +83,7 @@ def _attach(attention: Any, prompts: Tensor, gate: Tensor) -> list[Any]:
 
 
 def among_prompts(queries: Tensor, attention: Any, prompts: Tensor) -> Tensor:
-    """Attention [n, N, C] of queries [n, N, C] to the prompts [P, C] alone."""
+    """Attention [n, N, C] of queries [n, N, C] to the prompts [P, C] only."""
 
     def by_head(tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, (attention.num_heads, -1)).transpose(-3, -2)
@@ -95,18 +96,18 @@ def among_prompts(queries: Tensor, attention: Any, prompts: Tensor) -> Tensor:
 
 
 class DePTMaps(DePT):
-    """Prompts in each stage's attention, hard labels and consistency with an averaged self."""
+    """Segmentation: prompts in attention, hard labels, consistency with an averaged teacher."""
 
     passes_per_image = (2, 1)
     checked_with = {"optimizer": "adam", "lr": 1e-3, "prompts": 4}
     exempt = {}
 
     def setup(self) -> None:
-        """Prompts and gates of a segmentor, and a teacher equal to them."""
+        """Prompts and gates for each stage, and a copy of them as teacher."""
         if self.hp.dino or self.hp.stages != len(self.model.blocks):
             raise MethodError(
-                f"DePT has no DINO heads on {self.model.name}, which segments, and prompts in each "
-                f"of its {len(self.model.blocks)} stages; leave `dino` and `stages` out."
+                f"DePT on {self.model.name}, a segmentation model, has no DINO heads, and prompts "
+                f"in each of its {len(self.model.blocks)} stages; leave `dino` and `stages` out."
             )
         self.student = PrefixPrompts(self.model, self.hp.prompts, asked_by="DePT")
         self.student.to(self.model.mean)
@@ -116,11 +117,11 @@ class DePTMaps(DePT):
         self.steps, self.teacher_is_behind = 0, False
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the teacher's labels; returns the logits from before it."""
+        """One step on the teacher's labels; returns the student's logits from before the step."""
         self.ema_update_teacher()
         with torch.no_grad():
             target, theirs = self.map_pass(images, self.teacher)
-        torch.clear_autocast_cache()  # its halves of the weights were made without gradients
+        torch.clear_autocast_cache()  # half-precision weights in it have no gradients
         logits, ours = self.map_pass(images, self.student)
         self.set_rate()
         apart = consistency_of_prompts(ours, theirs)
@@ -133,7 +134,7 @@ class DePTMaps(DePT):
         return self.map_pass(images, self.student)[0]
 
     def map_pass(self, images: Tensor, learner: PrefixPrompts) -> tuple[Tensor, list[Tensor]]:
-        """Logits [n, classes, h, w] and mean features [n, C] of each stage under the prompts."""
+        """Logits [n, classes, h, w] and mean features [n, C] of each stage, with the prompts."""
         with prefixed(self.model, learner):
             maps = self.model.feature_maps(images)
         return self.model.decode(maps), [m.to(images.dtype).mean((2, 3)) for m in maps]

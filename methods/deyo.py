@@ -1,12 +1,12 @@
 """DeYO (Lee et al., ICLR 2024, arXiv:2403.07366): entropy minimisation on images whose prediction
-hangs on the shape of the object.
+depends on the shape of the object.
 
 Official code: Jhyun17/DeYO. An image is used if its entropy is low and if the probability of its
-predicted class drops by more than τ_P when the object is destroyed (PLPD); the surer it is and the
-more it drops, the heavier it weighs. Differs from the official code: layers are skipped by
-position, not by name, and a reset works (theirs raises an error; its figures come from a new model
-for every corruption). A batch of which nothing is used moves nothing, as in theirs. On BatchNorm
-the destroyed images are normalised by themselves, which are the reliable ones of the batch alone.
+predicted class drops by more than τ_P when the object is destroyed (PLPD). Its weight grows with
+its confidence and with the drop. Differs from the official code: layers are skipped by position,
+not by name, and a reset works (theirs raises an error; its figures come from a new model for every
+corruption). A batch without a used image makes no update, as in theirs. On BatchNorm the destroyed
+images are normalised by their own batch, which consists of the reliable images only.
 """
 
 import math
@@ -21,18 +21,19 @@ from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.parts.views.batch import resized
 from ctta_bench.registry import METHODS
 
-OCCLUDED = 0.5  # side of the rectangle in the middle: 112 of 224 pixels
+OCCLUDED = 0.5  # relative side of the rectangle in the middle: 112 of 224 pixels
 
 
 def draw_orders(rows: int, length: int) -> Tensor:
-    """Random permutations int64 [rows, length], from the host's stream whatever the device."""
+    """Random permutations int64 [rows, length], drawn on the CPU for every device."""
     return torch.rand(rows, length).argsort(-1)
 
 
 def reordered_blocks(images: Tensor, orders: Tensor, per_side: int) -> Tensor:
-    """Images [n, 3, H, W] of `per_side` x `per_side` blocks, block j from where `orders[i, j]` was.
+    """Images [n, 3, H, W] whose block j of `per_side` x `per_side` is their block `orders[i, j]`.
 
-    Blocks are counted row by row. Sides that they do not divide are resized, and back.
+    Blocks are counted row by row. Images whose sides the blocks do not divide are resized to sides
+    that they divide, and back.
     """
     size = (images.shape[-2], images.shape[-1])
     height, width = (side - side % per_side or per_side for side in size)
@@ -46,12 +47,12 @@ def reordered_blocks(images: Tensor, orders: Tensor, per_side: int) -> Tensor:
 
 
 def reordered_pixels(images: Tensor, order: Tensor) -> Tensor:
-    """Images [n, 3, H, W] with their pixels in one other order [H·W], the same for all."""
+    """Images [n, 3, H, W] with their pixels in the order [H·W], the same for all images."""
     return images.flatten(-2)[..., order.to(images.device)].view_as(images)
 
 
 def without_the_middle(images: Tensor) -> Tensor:
-    """Images [n, 3, H, W] with the mean colour of each in a rectangle of half the sides."""
+    """Images [n, 3, H, W], each with its mean colour in a central rectangle of half the sides."""
     height, width = images.shape[-2:]
     inside = (round(OCCLUDED * height), round(OCCLUDED * width))
     top, left = (height - inside[0]) // 2, (width - inside[1]) // 2
@@ -68,7 +69,7 @@ def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 @METHODS.register_module("deyo")
 class DeYO(Method):
-    """Weighted entropy minimisation on images that are reliable and predicted by their shape."""
+    """Weighted entropy minimisation on reliable images that are predicted by their shape."""
 
     display_name = "DeYO"
     year = 2024
@@ -77,7 +78,7 @@ class DeYO(Method):
     adapts_layers = "norm layers, except the last ones"
     paper = "https://arxiv.org/abs/2403.07366"
     checked_against = "official code and one more"
-    passes_per_image = (2, 1)  # with all images reliable
+    passes_per_image = (2, 1)  # if all images are reliable
     search_space = {"lr": (1e-5, 1e-1), "min_drop": [0.2, 0.3, 0.5]}
     checked_with = {"max_entropy": 10.0, "min_drop": -1.0}  # every image is used
 
@@ -87,20 +88,20 @@ class DeYO(Method):
         max_entropy: float = Field(
             0.5, ge=0, description="τ_E as a share of ln C: reliable below it"
         )
-        margin: float = Field(0.4, ge=0, description="E0 as a share of ln C, of the weights")
+        margin: float = Field(0.4, ge=0, description="E0 of the weights, as a share of ln C")
         min_drop: float = Field(
-            0.2, ge=-1, le=1, description="τ_P: used above this drop of the class's probability"
+            0.2, ge=-1, le=1, description="τ_P: used if the class's probability drops by more"
         )
         destruction: Literal["blocks", "pixels", "middle"] = Field(
-            "blocks", description="put in another order, or the middle covered"
+            "blocks", description="shuffle blocks, shuffle pixels, or cover the middle"
         )
         blocks_per_side: int = Field(4, ge=1, description="blocks in a row, and in a column")
         skip_last_blocks: int | None = Field(
-            None, ge=0, description="blocks whose norms stay frozen; a quarter if not given"
+            None, ge=0, description="last blocks with frozen norms; a quarter if not given"
         )
 
     def setup(self) -> None:
-        """Adapt the norm layers but those of the last blocks and the final one."""
+        """Adapt the norm layers, except those of the last blocks and the final one."""
         self.batch_dependent = self.model.use_batch_statistics()
         self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
         self.optimizer = self.build_optimizer()
@@ -109,7 +110,7 @@ class DeYO(Method):
         self.draw_orders = draw_orders
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the images used; returns the logits from before it."""
+        """One step on the used images; returns the logits from before the step."""
         logits = self.model(images)
         entropy = softmax_entropy(logits)
         reliable = entropy < self.max_entropy
@@ -118,12 +119,12 @@ class DeYO(Method):
             return logits
         drop = self.drop(images[reliable], logits.detach()[reliable])
         used = drop > self.hp.min_drop
-        self.step(self.weigh(entropy[reliable][used], drop[used]).mean())  # no step on none
+        self.step(self.weigh(entropy[reliable][used], drop[used]).mean())  # no step if none is used
         return logits
 
     @torch.no_grad()
     def drop(self, images: Tensor, logits: Tensor) -> Tensor:
-        """PLPD [n] in [-1, 1]: how far the predicted class's probability falls by destruction."""
+        """PLPD [n] in [-1, 1]: drop of the predicted class's probability by the destruction."""
         destroyed = self.model(self.destroyed(resized(images, self.model.preprocessing.size)))
         precise = torch.promote_types(logits.dtype, torch.float32)
         classes = logits.argmax(-1, keepdim=True)
@@ -131,7 +132,7 @@ class DeYO(Method):
         return (before.gather(-1, classes) - after.gather(-1, classes)).squeeze(-1)
 
     def destroyed(self, images: Tensor) -> Tensor:
-        """Images [n, 3, H, W] without their objects."""
+        """Images [n, 3, H, W] with their objects destroyed."""
         if self.hp.destruction == "middle":
             return without_the_middle(images)
         if self.hp.destruction == "pixels":
@@ -141,5 +142,5 @@ class DeYO(Method):
         return reordered_blocks(images, self.draw_orders(len(images), count**2), count)
 
     def weigh(self, entropy: Tensor, drop: Tensor) -> Tensor:
-        """Entropies [n] times exp(E0 - H) + exp(PLPD), which is no part of the gradient."""
+        """Entropies [n] times exp(E0 - H) + exp(PLPD); the factors have no gradient."""
         return ((self.margin - entropy.detach()).exp() + drop.exp()) * entropy

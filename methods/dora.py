@@ -1,11 +1,12 @@
-"""DoRA (Liu et al., ICML 2024, arXiv:2402.09353), trained by PAID's alignment: a control of PAID.
+"""DoRA (Liu et al., ICML 2024, arXiv:2402.09353), trained with PAID's alignment loss: a control of
+PAID.
 
-V = W + s B A and W_eff = m ⊙ V / ‖V‖ by rows (neurons), with m, A and B learning. Same layers,
-loss, source statistics and step as PAID; only the adapter differs. The paper of PAID gives this
-control's error and none of its settings, and its code does not hold it: rank 6 has exactly as many
+V = W + s B A and W_eff = m ⊙ V / ‖V‖ by rows (neurons); m, A and B learn. Layers, loss, source
+statistics and step are PAID's; only the adapter differs. The PAID paper gives the error of this
+control but none of its settings, and the PAID code does not contain it: rank 6 has exactly as many
 values as PAID's 12 reflections. The adapter is that of huggingface/peft, where no gradient passes
-through ‖V‖ (DoRA, section 4.3); it differs in that norms have a floor: a neuron of zeros makes no
-NaN.
+through ‖V‖ (DoRA, section 4.3). It differs in that norms have a floor, so that a neuron of zeros
+makes no NaN.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ class DecomposedLowRankWeight(LowRankWeight):
         self.magnitude = nn.Parameter(row_norm(weight))
 
     def factors(self) -> Factors:
-        """At the start W to the bit, for m / ‖W‖ is 1 in every row."""
+        """m / ‖V‖ by rows and s B A. At the start exactly W: m / ‖W‖ is 1 in every row."""
         summed = super().factors()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_norm):
             norm = row_norm(summed.of(self.weight))
@@ -45,7 +46,7 @@ def row_norm(weight: Tensor) -> Tensor:
 
 @METHODS.register_module("dora")
 class DoRA(AlignmentMethod):
-    """Alignment of features by scaling neurons and turning them within a low rank."""
+    """Alignment of features by scaling neurons and changing their direction in a low rank."""
 
     display_name = "DoRA"
     year = 2024
@@ -70,10 +71,10 @@ class DoRA(AlignmentMethod):
         return DecomposedLowRankWeight(weight, hp.rank, hp.scale, hp.detach_norm)
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Features, loss, step; returns the logits from before the step."""
+        """One step on the alignment loss; returns the logits from before the step."""
         if self.hp.chunks > 1:
             return self.adapt_in_chunks(images)
         features, logits = self.features_and_logits(images)
         loss = self.distance(features)  # ‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂
-        self.step(loss, guard=not self.hp.faithful)  # of m, A and B alone
+        self.step(loss, guard=not self.hp.faithful)  # of m, A and B only
         return logits

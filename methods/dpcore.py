@@ -1,16 +1,18 @@
-"""DPCore (Zhang et al., ICML 2025, arXiv:2406.10737): a growing set of prompts, each with the
-statistics of the images that it was made for.
+"""DPCore (Zhang et al., ICML 2025, arXiv:2406.10737): a growing set of cores, each a prompt with
+the feature statistics of the images for which it was learnt.
 
-Official code: yunbeizhang/DPCore, for ImageNet alone. Each batch is held against all cores: if the
-mixture of their prompts, by distance of statistics, brings the batch's features clearly closer to
-the source's, it is scored and improved by one step, and the cores move towards it. Otherwise new
-prompts are made from the same random ones in 50 steps on the batch, which is scored on the way, and
-they join the set. Rates are those of single steps: every batch has an optimiser of its own.
+Official code: yunbeizhang/DPCore, for ImageNet only. Each batch is compared with all cores. Their
+prompts are mixed by the distance of the statistics. If this mixture brings the batch's features
+clearly closer to the source's, the batch is scored with it, the mixture is improved by one step,
+and the cores move towards it. Otherwise new prompts are learnt on the batch in 50 steps, always
+from the same random start; the batch is scored in the last of these passes, and the prompts become
+a new core. Learning rates are those of single steps: every batch has a new optimiser.
 
 Differs from the official code, unless `faithful: true`: source images are filtered by the entropy
-of the source model (theirs under random prompts); a batch under half the largest so far makes no
-core. Always: a single image has no deviation, so that its mean decides (theirs: NaN); the mixture's
-pass is made once, not twice. Its streams lack its source's normalisation: `stats_preproc`.
+of the source model (theirs: of the model with random prompts); a batch smaller than half the
+largest so far makes no core. Always: a single image has no deviation, so only its mean counts
+(theirs: NaN); the mixture's forward pass is made once, not twice. In theirs the stream lacks the
+normalisation of the source images: `stats_preproc`.
 """
 
 import contextlib
@@ -33,13 +35,13 @@ from ctta_bench.registry import METHODS
 
 
 def moments(features: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Mean and unbiased deviation [d] of features [n, d]; no deviation of a single image."""
+    """Mean and unbiased deviation [d] of features [n, d]; None for that of a single image."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     return features.mean(0), features.std(0) if len(features) > 1 else None
 
 
 class PromptCores:
-    """Means and deviations [cores, d], and prompts [cores, N, d]; empty at first.
+    """The cores: means and deviations [cores, d], and prompts [cores, N, d]; none at first.
 
     like: prompts [N, d]; std_weight: λ of the deviation in distances; temperature: τ of weights.
     """
@@ -53,24 +55,24 @@ class PromptCores:
         return len(self.means)
 
     def weights(self, mean: Tensor, std: Tensor | None) -> Tensor:
-        """How much of each core goes into a mixture [cores], the more the nearer; sums to 1."""
+        """Weights [cores] of a mixture: larger for nearer cores; their sum is 1."""
         apart = torch.linalg.vector_norm(self.means - mean, dim=1)
         if std is not None:
             apart = apart + self.std_weight * torch.linalg.vector_norm(self.stds - std, dim=1)
         return (-apart / self.temperature).softmax(0)
 
     def mixture(self, weights: Tensor) -> Tensor:
-        """Prompts [N, d] of all cores, weighted."""
+        """Weighted sum [N, d] of the prompts of all cores."""
         return torch.einsum("c,cnd->nd", weights, self.prompts)
 
     def add(self, mean: Tensor, std: Tensor, prompts: Tensor) -> None:
-        """One core more."""
+        """Add a core."""
         self.means = torch.cat([self.means, mean[None]])
         self.stds = torch.cat([self.stds, std[None]])
         self.prompts = torch.cat([self.prompts, prompts[None]])
 
     def move(self, rates: Tensor, mean: Tensor, std: Tensor | None, prompts: Tensor) -> None:
-        """Each core towards these moments and prompts, by its rate [cores].
+        """Move each core towards these moments and prompts by its rate [cores].
 
         Deviations only grow, as in the official code.
         """
@@ -83,7 +85,7 @@ class PromptCores:
 
 @METHODS.register_module("dpcore")
 class DPCore(Method):
-    """Prompts from a set that grows with the domains, aligned with the source's features."""
+    """Prompts from a set that grows with the domains, aligned with the source features."""
 
     display_name = "DPCore"
     year = 2025
@@ -94,10 +96,10 @@ class DPCore(Method):
     checked_against = "official code"
     source_access = "unlabelled"
     batch_dependent = True
-    passes_per_image = (2, 1)  # of a batch like those before; 52 and 50 of another
+    passes_per_image = (2, 1)  # for a batch that the cores suit; else 52 and 50
     search_space = {"lr": (1e-3, 1.0), "steps": [10, 25, 50]}
     checked_with = {"similarity": 1e9, "steps": 1}  # one core, many batches
-    exempt = {"learning_rate_zero_is_source": "prompts take part in attention from the start"}
+    exempt = {"learning_rate_zero_is_source": "prompts change the attention from the start"}
 
     class Hyperparameters(OptimizerHyperparameters):
         """Hyper-parameters of DPCore."""
@@ -107,21 +109,23 @@ class DPCore(Method):
         weight_decay: float = Field(0.01, ge=0, description="weight decay")
         prompts: int = Field(8, ge=1, description="N, prompt tokens")
         std_weight: float = Field(1.0, ge=0, description="λ of the deviation in all distances")
-        temperature: float = Field(3.0, gt=0, description="τ of the weights of cores")
+        temperature: float = Field(3.0, gt=0, description="τ of the cores' weights")
         similarity: float = Field(
-            0.8, ge=0, description="ρ: no new core if the mixture's distance is below ρ times"
+            0.8, ge=0, description="ρ: no new core if the mixture's distance is below ρ × the raw"
         )
-        core_rate: float = Field(0.999, ge=0, le=1, description="α, step of the cores")
+        core_rate: float = Field(0.999, ge=0, le=1, description="α, rate at which cores move")
         steps: int = Field(50, ge=1, description="steps of new prompts")
         source_samples: int = Field(300, ge=2, description="source images for the statistics")
-        max_entropy: float = Field(1.0, gt=0, le=1, description="source images' limit, of ln C")
-        stats_preproc: Literal["stream", "official"] = Field(
-            "stream", description="their pre-processing: the stream's, or what the weights know"
+        max_entropy: float = Field(
+            1.0, gt=0, le=1, description="largest of a source image, of ln C"
         )
-        faithful: bool = Field(False, description="filter and cores of the official code")
+        stats_preproc: Literal["stream", "official"] = Field(
+            "stream", description="of source images: as the stream, or as in the model's training"
+        )
+        faithful: bool = Field(False, description="filter and cores as in the official code")
 
     def setup(self) -> None:
-        """Random prompts behind the class token, and no core."""
+        """Random prompts after the class token, and no core."""
         check_class_token(self.model, asked_by="DPCore")
         start = start_prompts(self.model, self.hp.prompts)
         self.start_prompts, self.prompts = start.clone(), nn.Parameter(start)
@@ -131,7 +135,7 @@ class DPCore(Method):
         self.largest_batch = 0
 
     def prepare(self, source: Any) -> None:
-        """Mean and deviation of the features of source images that are surely predicted."""
+        """Mean and deviation of the features of source images with low entropy."""
         hp, normalised = self.hp, self.hp.stats_preproc == "official"
         facts = {"samples": hp.source_samples, "max_entropy": hp.max_entropy}
         if normalised:
@@ -149,12 +153,12 @@ class DPCore(Method):
                     asked=self.predict if hp.faithful else None,
                 )
 
-        keep = not hp.faithful  # what random prompts have filtered serves no other cell
+        keep = not hp.faithful  # images that random prompts filtered are of no use to other cells
         self.source = cached_statistics(source, facts, make, self.model.mean) if keep else make()
         self.source_used = self.source.images
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the mixture of cores, or many on new prompts; scores the last pass."""
+        """One step on the mixture of cores, or many on new prompts; logits of the last pass."""
         with torch.no_grad():
             raw = self.model.features(images)
         self.largest_batch = max(self.largest_batch, len(images))
@@ -162,7 +166,7 @@ class DPCore(Method):
         return self.new_prompts(images, raw) if logits is None else logits
 
     def from_cores(self, images: Tensor, raw: Tensor) -> Tensor | None:
-        """Logits under the mixture, and one step; None if it does not suit features [n, d]."""
+        """Logits with the mixture, and one step; None if it is too far for raw features [n, d]."""
         weights = self.cores.weights(*moments(raw))
         self.begin(self.cores.mixture(weights))
         features, logits = self.features_and_logits(images)
@@ -175,7 +179,7 @@ class DPCore(Method):
         return logits
 
     def new_prompts(self, images: Tensor, raw: Tensor) -> Tensor:
-        """Prompts from the random ones in many steps, which become a core."""
+        """Learn prompts from the random ones in many steps, and make them a core."""
         self.begin(self.start_prompts)
         stepped = False
         for _ in range(self.hp.steps):
@@ -191,7 +195,7 @@ class DPCore(Method):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Logits under the mixture of cores for these images; under random prompts before any."""
+        """Logits with the mixture of cores for these images; without cores, with random prompts."""
         prompts = self.start_prompts
         if len(self.cores):
             prompts = self.cores.mixture(self.cores.weights(*moments(self.model.features(images))))
@@ -199,16 +203,16 @@ class DPCore(Method):
             return self.model(images)
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits under the prompts."""
+        """Features and logits with the prompts."""
         with prompted(self.model, self.prompts):
             return self.model.features_and_logits(images)
 
     def distance(self, features: Tensor) -> Tensor:
-        """Of features [n, d] from the source's; a single image has no deviation."""
+        """Distance of features [n, d] from the source's; a single image has no deviation."""
         return alignment_loss(features, self.source, self.hp.std_weight)
 
     @torch.no_grad()
     def begin(self, prompts: Tensor) -> None:
-        """Set the prompts, for an optimiser that has seen nothing."""
+        """Set the prompts, and make a new optimiser."""
         self.prompts.copy_(prompts)
         self.optimizer = self.build_optimizer()

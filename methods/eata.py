@@ -1,12 +1,11 @@
 """ETA and EATA (Niu et al., ICML 2022, arXiv:2204.02610): entropy minimisation on images that are
-reliable and not redundant, and for EATA with parameters held near the source by their Fisher
-information.
+reliable and not redundant; EATA also penalises changes of parameters by their Fisher information.
 
-Official code: mr-eggplant/EATA (its copy in mr-eggplant/SAR serves LayerNorm). Differs from it,
-unless `faithful: true`: a reset also forgets the average prediction. Fisher information comes from
-the benchmark's source set, theirs from the clean twins of the test images. As in their code, it is
-the mean over batches of the squared *batch* gradient: it depends on `fisher_batch_size`, and
-β with it.
+Official code: mr-eggplant/EATA (its copy in mr-eggplant/SAR supports LayerNorm). Differs from it,
+unless `faithful: true`: a reset also clears the average prediction. The Fisher information comes
+from the benchmark's source set (theirs: from the clean versions of the test images). As in their
+code, it is the mean over batches of the squared *batch* gradient: it depends on
+`fisher_batch_size`, and so does the right β.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("eta")
 class ETA(Method):
-    """Weighted entropy minimisation on reliable images unlike those before."""
+    """Weighted entropy minimisation on images that are reliable and not redundant."""
 
     display_name = "ETA"
     year = 2022
@@ -43,9 +42,13 @@ class ETA(Method):
 
         margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
         max_similarity: float = Field(
-            0.05, ge=0, description="ε: redundant from this cosine with the average prediction on"
+            0.05,
+            ge=0,
+            description="ε: redundant if more similar (cosine) to the average prediction",
         )
-        faithful: bool = Field(False, description="reproduce the fault of the official reset")
+        faithful: bool = Field(
+            False, description="do not reset the average prediction, as in the code"
+        )
 
     def setup(self) -> None:
         """Adapt the affine parameters of every norm layer."""
@@ -55,7 +58,7 @@ class ETA(Method):
         self.selection = Selection(self.hp.margin, self.hp.max_similarity, self.model.num_classes)
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the selected images; returns the logits from before it."""
+        """One step on the selected images; returns the logits from before the step."""
         logits = self.model(images)
         entropy = softmax_entropy(logits)
         predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
@@ -71,7 +74,7 @@ class ETA(Method):
         return self.selection.weigh(entropy)
 
     def reset(self) -> None:
-        """Back to the state before the stream; `faithful` keeps the average prediction."""
+        """Return to the state before the stream; with `faithful` the average is not reset."""
         average = self.selection.average
         super().reset()
         if self.hp.faithful:
@@ -80,7 +83,7 @@ class ETA(Method):
 
 @METHODS.register_module("eata")
 class EATA(ETA):
-    """ETA with parameters held near the source by their Fisher information."""
+    """ETA, with a Fisher penalty on changes of parameters from their source values."""
 
     display_name = "EATA"
     year = 2022
@@ -97,12 +100,14 @@ class EATA(ETA):
         """Hyper-parameters of EATA."""
 
         fisher_weight: float = Field(2000.0, ge=0, description="β of the Fisher term")
-        source_samples: int = Field(2000, ge=1, description="source images for the information")
-        fisher_batch_size: int = Field(64, ge=1, description="images a squared gradient")
+        source_samples: int = Field(
+            2000, ge=1, description="source images for the Fisher information"
+        )
+        fisher_batch_size: int = Field(64, ge=1, description="images per squared gradient")
 
     @torch.enable_grad()
     def prepare(self, source: Any) -> None:
-        """Fisher information F of the adapted parameters, on the model's own predictions."""
+        """Fisher information F of the adapted parameters, for the model's own predictions."""
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
         self.fisher = [torch.zeros_like(p) for p in self.start_values]
@@ -116,11 +121,14 @@ class EATA(ETA):
                 total += gradient.square()
             batches += 1
         if not batches:
-            raise DataError("EATA needs source images for its Fisher information; there are none.")
+            raise DataError(
+                "EATA needs source images for its Fisher information, and there are none; use "
+                "`eta`, or a benchmark with a source set."
+            )
         torch._foreach_div_(self.fisher, batches)
 
     def source_batches(self, source: Any) -> Iterator[Tensor]:
-        """The first `source_samples` source images in batches, the last one short."""
+        """The first `source_samples` source images in batches; the last one may be smaller."""
         left = self.hp.source_samples
         for images in source.batches(self.hp.fisher_batch_size):
             yield images[:left]
@@ -130,7 +138,7 @@ class EATA(ETA):
                 return
 
     def total_loss(self, entropy: Tensor) -> Tensor:
-        """The weighted entropy and β Σ F (θ - θ_source)²."""
+        """The weighted entropy plus β Σ F (θ - θ_source)²."""
         moved = zip(self.fisher, self.trainable.values(), self.start_values, strict=True)
         drift = torch.stack([(f * (p - start).square()).sum() for f, p, start in moved]).sum()
         return super().total_loss(entropy) + self.hp.fisher_weight * drift

@@ -1,10 +1,11 @@
-"""Supervised fine-tuning on the benchmark's labels: a control of PAID's geometry, no adaptation.
+"""Supervised fine-tuning on the benchmark's labels: a control of PAID's geometry, not an
+adaptation.
 
-The paper of PAID fine-tunes its model on CIFAR-100 (3 epochs, warm-up and cosine; learning rate and
-batch size not given) as the semantic shift beside adaptation to corruptions. Here all linear
-layers of the blocks learn freely, with a new head, or through the adapter of another method:
-`adapter: paid` keeps the angles between neurons under labels, too. All learning happens in the
-warm-up; the stream is predicted only.
+The PAID paper fine-tunes its model on CIFAR-100 (3 epochs, warm-up and cosine; learning rate and
+batch size not given) as the semantic shift to compare with adaptation to corruptions. Here all
+linear layers of the blocks learn freely, with a new head, or through the adapter of another method:
+`adapter: paid` preserves the angles between neurons under labels, too. All learning is in the
+warm-up; on the stream the model only predicts.
 """
 
 from typing import Literal
@@ -21,7 +22,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("finetune")
 class Finetune(Method):
-    """Supervised fine-tuning on the source set's labels before the stream; no adaptation."""
+    """Supervised fine-tuning on labelled source data before the stream; no adaptation."""
 
     display_name = "Fine-tuning"
     adapts_layers = "all linear layers, with labels, before the stream"
@@ -31,36 +32,36 @@ class Finetune(Method):
     learns_labels = True
     exempt = {
         "every_declared_tensor_changes": "all learning is before the stream",
-        "nan_images": "there is no update on the stream that could be left out",
+        "nan_images": "there is no update on the stream that could be skipped",
     }
 
     class Hyperparameters(WarmupHyperparameters):
-        """What learns, and the recipe."""
+        """Hyper-parameters of fine-tuning."""
 
         adapter: Literal["none", "paid", "lora", "dora"] = Field(
-            "none", description="whose adapter (with its defaults) learns; none: the weights"
+            "none", description="method whose adapter (with its defaults) learns; none: weights"
         )
-        labels: int = Field(0, ge=0, description="size of a new head; 0 keeps the model's own")
+        labels: int = Field(0, ge=0, description="classes of a new head; 0: the model's own head")
         warmup_epochs: int = Field(3, ge=0, description="epochs", json_schema_extra=NEWER)
         warmup_batch_size: int = Field(64, ge=1, description="batch size", json_schema_extra=NEWER)
         warmup_schedule: Literal["constant", "cosine", "steps"] = Field(
             "cosine",
-            description="of its rate; cosine and steps rise through the first epoch",
+            description="of the rate; cosine and steps rise in the first epoch",
             json_schema_extra=NEWER,
         )
         warmup_cosine_epochs: int = Field(
-            3, ge=1, description="epochs until a cosine is at 0", json_schema_extra=NEWER
+            3, ge=1, description="epochs until a cosine reaches 0", json_schema_extra=NEWER
         )
 
     def setup(self) -> None:
-        """Free the layers, or swap in adapters; a new head starts at zero."""
+        """Let the layers learn, or replace them by adapters; a new head starts at zero."""
         head = self.model.classifier
         parameters = self._adapters() if self.hp.adapter != "none" else self._layers()
         if self.hp.labels:
             _renew(head, self.hp.labels)
         parameters |= {f"head.{name}": value for name, value in head.named_parameters()}
         self.adapt_only(parameters)
-        # The warm-up brings its own; a method without any updates on the stream steps nowhere.
+        # Never used: the warm-up has its own optimiser, and there are no updates on the stream.
         self.optimizer = torch.optim.SGD(list(parameters.values()), lr=0.0)
 
     def _layers(self) -> dict[str, nn.Parameter]:
@@ -74,8 +75,8 @@ class Finetune(Method):
         found |= {f"{w.name}.{w.parameter}": getattr(w.module, w.parameter) for w in bare}
         if not found:
             raise MethodError(
-                f"model {self.model.name} has no linear layers in attention or MLP blocks, which "
-                "finetune trains."
+                f"finetune does not support {self.model.name}: it trains linear layers of "
+                "attention and MLP blocks, and this model has none."
             )
         return found
 
@@ -85,13 +86,13 @@ class Finetune(Method):
         return inject(self.model, "qkvom", lambda weight: owner.adapter(weight, settings))
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Logits, and no update."""
+        """Logits; nothing is updated."""
         with torch.no_grad():
             return self.model(images)
 
 
 def _renew(head: nn.Linear, labels: int) -> None:
-    """Make a linear layer one of `labels` outputs at zero, in place: all who hold it see it."""
+    """Replace the parameters of a linear layer by `labels` outputs at zero, in place."""
     head.weight = nn.Parameter(head.weight.new_zeros(labels, head.in_features))
     if head.bias is not None:
         head.bias = nn.Parameter(head.bias.new_zeros(labels))

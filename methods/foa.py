@@ -1,13 +1,14 @@
-"""FOA (Niu et al., ICML 2024, arXiv:2404.01650): prompts found by evolution, without a backward
-pass, and features shifted back to the source's mean. Its parts: `foa_shift`, the shift alone, and
-`foa_bp`, the same loss and the shift with gradients of the norm layers.
+"""FOA (Niu et al., ICML 2024, arXiv:2404.01650): prompts found by an evolution strategy, without a
+backward pass, and features shifted to the source mean. Its components: `foa_shift`, the shift only,
+and `foa_bp`, the same loss and shift with gradients of the norm layers.
 
-Official code: mr-eggplant/FOA. Each batch is predicted by 28 candidates: 27 drawn, and the best of
-the batch before; what is scored is the best of them on the batch itself. Differs from the official
-code: CMA-ES adapts its step size alone (see parts/evolution.py; theirs, pycma, keeps a matrix that
+Official code: mr-eggplant/FOA. Each batch is predicted with 28 candidates: 27 drawn, and the best
+of the previous batch. The best of them on the batch itself is scored. Differs from the official
+code: CMA-ES adapts its step size only (see parts/evolution.py; theirs, pycma, has a matrix that
 stays the identity up to 1e-4 in 2,304 dimensions, and changed its step-size rule in 4.5); source
-statistics are of the benchmark's source set, theirs of the clean twins of the test images; a single
-image, on which theirs fails, has the entropy for its fitness; there is no reset at new domains.
+statistics come from the benchmark's source set (theirs: from the clean versions of the test
+images); for a single image, on which theirs fails, the fitness is the entropy; there is no reset at
+new domains.
 """
 
 import torch
@@ -20,12 +21,12 @@ from ctta_bench.parts.families.shifting import ShiftHyperparameters, ShiftMethod
 from ctta_bench.parts.prompts.class_token import prompted, start_prompts
 from ctta_bench.registry import METHODS
 
-FULL_BATCH = 64  # images for which the weight of the distance is given
+FULL_BATCH = 64  # batch size for which the weight of the distance is given
 
 
 @METHODS.register_module("foa_shift")
 class FOAShift(ShiftMethod):
-    """Features moved by the difference of the source's mean and the stream's so far."""
+    """Features shifted by the difference between source mean and running mean of the stream."""
 
     display_name = "FOA shift"
     year = 2024
@@ -43,7 +44,7 @@ class FOAShift(ShiftMethod):
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Tensor:
-        """Logits of the shifted features; then the stream's mean follows."""
+        """Logits of the shifted features; then the running mean is updated."""
         features = self.forward_features(images)[:, -1]
         logits = self.shifted_logits(features)
         self.update_statistics(features)
@@ -52,7 +53,7 @@ class FOAShift(ShiftMethod):
 
 @METHODS.register_module("foa_bp")
 class FOABP(ShiftMethod):
-    """The loss of FOA, by means, lowered by gradients of all norm layers; and the shift."""
+    """FOA's loss, with means, minimised by gradients of all norm layers; and the shift."""
 
     display_name = "FOA-BP"
     year = 2024
@@ -80,7 +81,7 @@ class FOABP(ShiftMethod):
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step; returns the shifted logits from before it."""
+        """One step; returns the shifted logits from before the step."""
         tokens = self.forward_features(images)
         loss = softmax_entropy(self.model.head(tokens[:, -1])).mean()
         if len(images) > 1:
@@ -93,7 +94,7 @@ class FOABP(ShiftMethod):
 
 @METHODS.register_module("foa")
 class FOA(ShiftMethod):
-    """The best of many prompts on each batch, drawn around what was good before; and the shift."""
+    """The best of many drawn prompts on each batch, by an evolution strategy; and the shift."""
 
     display_name = "FOA"
     year = 2024
@@ -113,12 +114,12 @@ class FOA(ShiftMethod):
         """Hyper-parameters of FOA."""
 
         prompts: int = Field(3, ge=1, description="P, prompt tokens")
-        candidates: int = Field(27, ge=4, description="K - 1, candidates drawn for a batch")
-        step_size: float = Field(1.0, gt=0, description="σ of the draws at the start")
+        candidates: int = Field(27, ge=4, description="K - 1, candidates drawn per batch")
+        step_size: float = Field(1.0, gt=0, description="σ of the first draws")
         distance_weight: float = Field(0.4, ge=0, description="λ of the distance")
 
     def setup(self) -> None:
-        """Random prompts behind the class token, and a search around zero."""
+        """Random prompts after the class token, and a search that starts at zero."""
         super().setup()
         self.prompts = nn.Parameter(start_prompts(self.model, self.hp.prompts))
         self.adapt_only({"prompts": self.prompts})
@@ -126,13 +127,13 @@ class FOA(ShiftMethod):
         self.search = EvolutionStrategy(dimensions, self.hp.candidates, self.hp.step_size)
 
     def predict(self, images: Tensor) -> Tensor:
-        """Shifted logits under the best prompts of the batch before."""
+        """Shifted logits with the best prompts of the previous batch."""
         with torch.no_grad(), prompted(self.model, self.prompts):
             return super().predict(images)
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Tensor:
-        """Try all candidates; the best one's shifted logits, and the search goes on from all."""
+        """Evaluate all candidates and update the search; returns the best one's shifted logits."""
         asked, last = self.search.ask(), self.prompts.detach().flatten()[None]
         fitness, features = [], []
         for candidate in torch.cat([asked.to(last), last]):
@@ -154,7 +155,7 @@ class FOA(ShiftMethod):
         return logits
 
     def fitness(self, tokens: Tensor) -> Tensor:
-        """Weighted squared distance from the source's moments, and the sum of the entropies."""
+        """Weighted squared distance from the source moments, plus the sum of the entropies."""
         entropy = softmax_entropy(self.model.head(tokens[:, -1])).sum()
         if len(tokens) < 2:
             return entropy

@@ -1,8 +1,9 @@
-"""LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), trained by PAID's alignment: a control of PAID.
+"""LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), trained with PAID's alignment loss: a control of
+PAID.
 
-W_eff = W + s B A, with A and B learning. Same layers, loss, source statistics and step as PAID;
-only the adapter differs. The paper of PAID gives this control's error and none of its settings,
-and its code does not hold it: rank 6 has (nearly) as many values as PAID's 12 reflections. The
+W_eff = W + s B A; A and B learn. Layers, loss, source statistics and step are PAID's; only the
+adapter differs. The PAID paper gives the error of this control but none of its settings, and the
+PAID code does not contain it: rank 6 has (nearly) as many values as PAID's 12 reflections. The
 adapter is that of huggingface/peft.
 """
 
@@ -40,10 +41,10 @@ class LoRA(AlignmentMethod):
         return LowRankWeight(weight, hp.rank, hp.scale)
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Features, loss, step; returns the logits from before the step."""
+        """One step on the alignment loss; returns the logits from before the step."""
         if self.hp.chunks > 1:
             return self.adapt_in_chunks(images)
         features, logits = self.features_and_logits(images)
         loss = self.distance(features)  # ‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂
-        self.step(loss, guard=not self.hp.faithful)  # of A and B alone
+        self.step(loss, guard=not self.hp.faithful)  # of A and B only
         return logits

@@ -1,14 +1,14 @@
 """BatchNorm statistics re-estimated at test time; no parameter learns.
 
-Prediction-time BatchNorm (Nado et al. 2020, arXiv:2006.10963) takes the batch's own statistics;
-Schneider et al. (NeurIPS 2020, arXiv:2006.16971) mix them with the source's. Official code: the
-`norm` of DequanWang/tent ("batch"), mariodoebler/test-time-adaptation ("alpha", "ema").
+Prediction-time BatchNorm (Nado et al. 2020, arXiv:2006.10963) uses the statistics of the batch;
+Schneider et al. (NeurIPS 2020, arXiv:2006.16971) mix them with the source statistics. Official
+code: the `norm` of DequanWang/tent ("batch"), mariodoebler/test-time-adaptation ("alpha", "ema").
 
-Layers keep their class and forward pass: their running statistics are set before they run. Differs
-from the codes: BatchNorm of every dimension takes part ("alpha" of theirs: 2d alone), a layer with
-one value per channel keeps the source's statistics, and batches that are not finite leave no trace.
-`faithful: true` trains the layers as theirs do: "batch" moves running statistics that no prediction
-uses, "ema" switches dropout on in its first pass.
+Layers keep their class and forward pass: their running statistics are set before each pass. Differs
+from the codes: BatchNorm of every dimension is included ("alpha" of theirs: 2d only), a layer with
+one value per channel uses the source statistics, and batches that are not finite change nothing.
+`faithful: true` puts the layers in training mode as theirs do: "batch" then updates running
+statistics that no prediction uses, "ema" switches dropout on in its first pass.
 """
 
 import functools
@@ -26,7 +26,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("norm")
 class Norm(Method):
-    """BatchNorm statistics of the test batch, alone or mixed with the source's."""
+    """BatchNorm statistics of the test batch, alone or mixed with the source statistics."""
 
     display_name = "BN adapt"
     year = 2020
@@ -40,27 +40,30 @@ class Norm(Method):
     search_space = {"statistics": ["batch", "alpha", "prior", "ema"]}
 
     class Hyperparameters(MethodHyperparameters):
-        """Hyper-parameters of Norm."""
+        """Hyper-parameters of BN adapt."""
 
         statistics: Literal["batch", "alpha", "prior", "ema"] = Field(
             "batch",
-            description="the batch's; mixed by α; mixed by n / (n + N); a moving average",
+            description="of the batch; mixed by α; mixed by n / (n + N); a moving average",
         )
-        alpha: float = Field(0.1, ge=0, le=1, description="α, the batch's share")
-        prior: int = Field(16, ge=0, description="N, images that the source's statistics count for")
-        momentum: float = Field(0.1, gt=0, le=1, description="the batch's share in the average")
-        allow_noop: bool = Field(False, description="serve models without BatchNorm, as Source")
-        faithful: bool = Field(False, description="train layers as the official codes do")
+        alpha: float = Field(0.1, ge=0, le=1, description="α, share of the batch")
+        prior: int = Field(16, ge=0, description="N, number of images that the source counts as")
+        momentum: float = Field(0.1, gt=0, le=1, description="share of the batch in the average")
+        allow_noop: bool = Field(
+            False, description="on models without BatchNorm, predict as Source"
+        )
+        faithful: bool = Field(False, description="layers in training mode, as in the codes")
 
     def setup(self) -> None:
-        """Note the source's statistics and set every layer's own before it runs."""
+        """Store the source statistics, and set those of every layer before it runs."""
         hp, norms = self.hp, self.norms()
         if not norms and not hp.allow_noop:
             raise MethodError(
-                f"norm re-estimates the statistics of BatchNorm layers, and {self.model.name} has "
-                "none; choose a model with BatchNorm, or set allow_noop for the source's results."
+                f"norm does not support {self.model.name}: it re-estimates stored statistics of "
+                "BatchNorm layers, and this model has none; choose a model with them, or set "
+                "allow_noop to predict as `source`."
             )
-        # A moving average is no matter of one batch: in between, images are scored one by one.
+        # A moving average depends on earlier batches only: within a batch, images are independent.
         self.batch_dependent = bool(norms) and hp.statistics != "ema"
         kinds = {"batch": "batch", "alpha": "mixed", "prior": "mixed", "ema": "moving"}
         self.norm_statistics = kinds[hp.statistics] if norms else ""
@@ -78,7 +81,7 @@ class Norm(Method):
                 norm.register_forward_pre_hook(functools.partial(self.mix, name))
 
     def norms(self) -> dict[str, Any]:
-        """The BatchNorm layers with statistics of the source, by name."""
+        """The BatchNorm layers with stored source statistics, by name."""
         modules = self.model.network.named_modules()
         return {
             n: m for n, m in modules if isinstance(m, BATCH_NORMS) and m.running_mean is not None
@@ -86,21 +89,21 @@ class Norm(Method):
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Tensor:
-        """Logits under the new statistics."""
+        """Logits with the new statistics."""
         if self.hp.statistics == "ema":
             self.update_statistics(images)
         return self.model(images)
 
     @torch.no_grad()
     def mix(self, name: str, norm: Any, inputs: tuple[Tensor]) -> None:
-        """Set a layer's statistics to the source's mixed with its input's [n, channels, ...].
+        """Set a layer's statistics to the source's mixed with its input's, [n, channels, ...].
 
-        Layers below have done so already: the input is that of the adapted network.
+        Earlier layers are already set: the input is that of the adapted network.
         """
         source, share = self.source[name], self.share(len(inputs[0]))
         batch = source
         if values_per_channel(inputs[0]) > 1:
-            # The source's variance was made unbiased; that of a batch on its own is not.
+            # The source variance is unbiased; that of the batch alone is biased.
             batch = moments(inputs[0], unbiased=self.hp.statistics != "batch")
         for kept, old, new in zip(
             (norm.running_mean, norm.running_var), source, batch, strict=True
@@ -115,7 +118,7 @@ class Norm(Method):
         return self.hp.alpha if self.hp.statistics == "alpha" else 1.0
 
     def update_statistics(self, images: Tensor) -> None:
-        """Move the running statistics in a pass on batch statistics, whose output is dropped."""
+        """Update the running statistics in a forward pass whose output is not used."""
         norms = list(self.norms().values())
         statistics = [buffer for norm in norms for buffer in norm.buffers()]
         before = [buffer.clone() for buffer in statistics]
@@ -137,11 +140,11 @@ def moments(x: Tensor, *, unbiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def values_per_channel(x: Tensor) -> int:
-    """How many values of x [n, channels, ...] make a channel's statistics."""
+    """Number of values per channel of x [n, channels, ...]."""
     return x.numel() // x.shape[1]
 
 
 def rest_on_one_value(norm: nn.Module, inputs: tuple[Tensor]) -> None:
-    """Keep the running statistics of a layer whose channels have one value, and use them."""
+    """Use the running statistics, unchanged, of a layer whose channels have one value."""
     if values_per_channel(inputs[0]) < 2:
         norm.eval()

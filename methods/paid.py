@@ -1,15 +1,16 @@
-"""PAID (Wang et al., NeurIPS 2025): rotate all neurons of a layer together, and scale each.
+"""PAID (Wang et al., NeurIPS 2025, arXiv:2506.02453): rotate all neurons of a layer together, and
+scale each.
 
-Official code: wangkunyu241/PAID. W = m ⊙ Ŵ by rows (neurons); W_eff = m ⊙ (Ŵ O) with
-O = H_1 ... H_r a chain of Householder reflections of the *input* space, which keeps all angles
-between neurons (the paper's formula puts O on the other side, its code does not; `side: output`
-takes it literally: then O mixes neurons, and keeps no angle between them). O is computed
-in the compact WY form O = I - U T⁻¹ Uᵀ with T = striu(UᵀU) + ½ diag(UᵀU). Only m and U learn, by
-aligning the batch's feature mean and deviation with the source's.
+Official code: wangkunyu241/PAID. W = m ⊙ Ŵ by rows (neurons); W_eff = m ⊙ (Ŵ O), where O = H_1 ...
+H_r is a chain of Householder reflections of the *input* space, which preserves all angles between
+neurons. (The paper's formula has O on the other side, its code does not; `side: output` follows the
+formula: then O mixes neurons and preserves no angle between them.) O is computed in the compact WY
+form O = I - U T⁻¹ Uᵀ with T = striu(UᵀU) + ½ diag(UᵀU). Only m and U learn, by aligning mean and
+deviation of the batch's features with those of the source.
 
 Differs from the official code, unless `faithful: true`: a chunk of one image leaves the deviation
-term out (theirs becomes NaN for good), and the loss of a batch in parts is divided by the number
-of parts there are (theirs always by the number asked for).
+term out (theirs becomes NaN for the rest of the run), and the loss of a batch in chunks is divided
+by the number of chunks that exist (theirs always by the configured number).
 """
 
 import contextlib
@@ -36,9 +37,9 @@ class DecomposedWeight(WeightAdapter):
     """m ⊙ direction, where the direction is frozen, free, or rotated as a whole.
 
     weight: [out, in]. Parameters by component: `magnitude` [out, 1], `vectors` U [in, r] ([out, r]
-    for a rotation on the output side),
-    `direction` V [out, in] (used with its rows normalised). `chained` multiplies by one reflection
-    after another, as the official code does: the same, slowly, for comparison.
+    for a rotation on the output side), `direction` V [out, in] (its rows are normalised before
+    use). `chained` multiplies by one reflection after another, as the official code does: the same
+    result, slower, for comparison.
     """
 
     def __init__(
@@ -62,21 +63,21 @@ class DecomposedWeight(WeightAdapter):
             width = weight.shape[1 if side == "input" else 0]
             start = torch.empty(width, columns, dtype=weight.dtype, device=weight.device)
             nn.init.kaiming_uniform_(start, a=5**0.5)
-            # Equal neighbours cancel, H H = I: the start is the source model itself.
+            # Equal neighbours cancel, as H H = I: the start is the source model itself.
             self.vectors = nn.Parameter(start.repeat_interleave(2, 1) if paired else start)
         self.side = side
         self.chained = False
         self.ready: Rotation | None = None
 
     def factors(self) -> Factors | None:
-        """c = m / ‖W‖ and, of the rotation, P = W U and Q = -T⁻¹ Uᵀ; None for a free direction."""
+        """c = m / ‖W‖, and P = W U and Q = -T⁻¹ Uᵀ of the rotation; None for a free direction."""
         if self.direction is not None or self.chained:
             return None
         scale = None if self.magnitude is None else self.magnitude / self.norm
         if self.vectors is None:
             return Factors(scale)
         unit, down = self.ready or rotation(self.vectors)
-        if self.side == "output":  # O Ŵ, its rows scaled back to those of W
+        if self.side == "output":  # O Ŵ, with its rows scaled to the norms of W
             return Factors(scale, self.norm * unit.T, down @ self.unit_neurons())
         return Factors(scale, (unit @ self.weight.T).T, down)
 
@@ -95,7 +96,7 @@ class DecomposedWeight(WeightAdapter):
             return (self.norm if self.magnitude is None else self.magnitude) * weight
 
     def unit_neurons(self) -> Tensor:
-        """Ŵ [out, in], the directions of the neurons before any rotation; rows of zeros stay."""
+        """Ŵ [out, in], the unrotated directions of the neurons; rows of zeros stay zero."""
         if self.direction is None:
             return self.weight / self.norm
         norm = torch.linalg.vector_norm(self.direction, dim=1, keepdim=True)
@@ -103,15 +104,15 @@ class DecomposedWeight(WeightAdapter):
 
 
 def positive(norm: Tensor) -> Tensor:
-    """Norms with a floor, for division."""
+    """Norms with a lower limit, for division."""
     return norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
     """The columns of U [..., in, r] as rows [..., r, in] of length 1.
 
-    The reflections do not depend on lengths, and T is conditioned best by unit vectors; products
-    with few rows are twice as fast as with few columns.
+    The reflections do not depend on the lengths, and T is best conditioned for unit vectors.
+    Products with few rows are twice as fast as with few columns.
     """
     rows = vectors.mT.contiguous()
     return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-12)
@@ -120,7 +121,7 @@ def unit_rows(vectors: Tensor) -> Tensor:
 def rotation(vectors: Tensor) -> Rotation:
     """Unit vectors Uᵀ and -T⁻¹ Uᵀ, both [..., r, in], of O = H_1 ... H_r = I - U T⁻¹ Uᵀ."""
     unit = unit_rows(vectors)
-    # 2 T has a diagonal of ones, for lengths are 1: neither it nor what lies below it is read.
+    # 2 T has a diagonal of ones, as lengths are 1; only what is above the diagonal is read.
     doubled = 2 * (unit @ unit.mT)
     down = torch.linalg.solve_triangular(doubled, -2 * unit, upper=True, unitriangular=True)
     return unit, down
@@ -128,15 +129,15 @@ def rotation(vectors: Tensor) -> Rotation:
 
 @contextlib.contextmanager
 def rotated_together(weights: Iterable[DecomposedWeight]) -> Iterator[None]:
-    """Within the block, one forward pass, the rotations of like shape are made in one go.
+    """Within the block (one forward pass), rotations of equal shape are computed together.
 
-    They are small and many: one by one, most of their time would be that of calling torch.
+    They are small and many: one by one, most of the time would be overhead of torch's calls.
     """
-    alike: dict[torch.Size, list[DecomposedWeight]] = {}
+    by_shape: dict[torch.Size, list[DecomposedWeight]] = {}
     for weight in weights:
         if weight.vectors is not None:
-            alike.setdefault(weight.vectors.shape, []).append(weight)
-    for group in alike.values():
+            by_shape.setdefault(weight.vectors.shape, []).append(weight)
+    for group in by_shape.values():
         stacked = torch.stack([w.vectors for w in group if w.vectors is not None])
         with torch.autocast(stacked.device.type, enabled=False):
             units, downs = rotation(stacked)
@@ -145,13 +146,13 @@ def rotated_together(weights: Iterable[DecomposedWeight]) -> Iterator[None]:
     try:
         yield
     finally:
-        for group in alike.values():
+        for group in by_shape.values():
             for weight in group:
                 weight.ready = None
 
 
 def reflected(neurons: Tensor, unit: Tensor) -> Tensor:
-    """neurons [out, in] times H_1 ... H_r, one reflection across a vector of [r, in] at a time."""
+    """neurons [out, in] times H_1 ... H_r, one reflection after another; unit: [r, in]."""
     for vector in unit:
         neurons = neurons - 2 * torch.outer(neurons @ vector, vector)
     return neurons
@@ -178,30 +179,30 @@ class PAID(AlignmentMethod):
 
         rank: int = Field(12, ge=1, description="r, number of reflections")
         component: Component = Field("magnitude_orthogonal", description="what learns")
-        paired_init: bool = Field(True, description="equal pairs of columns: start at identity")
+        paired_init: bool = Field(True, description="equal pairs of columns: start at the identity")
         side: Side = Field(
             "input",
-            description="where O turns: the code's side, or the paper's formula taken literally",
+            description="side of O: input as in the code, output as in the paper's formula",
             json_schema_extra=NEWER,
         )
 
         def model_post_init(self, _: Any) -> None:
-            """An odd number of columns cannot be made of equal pairs."""
+            """Raises ValueError for an odd rank: its columns cannot be equal pairs."""
             if self.paired_init and self.rank % 2 and "orthogonal" in self.component:
                 raise ValueError(f"rank must be even with paired_init, not {self.rank}")
 
     @staticmethod
     def adapter(weight: Tensor, hp: Any) -> DecomposedWeight:
-        """Decompose a weight; m, U or V learn as the component says."""
+        """Decompose a weight; `component` chooses whether m, U or V learn."""
         return DecomposedWeight(weight, hp.component, hp.rank, hp.paired_init, hp.side)
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Features, loss, step; returns the logits from before the step."""
+        """One step on the alignment loss; returns the logits from before the step."""
         if self.hp.chunks > 1:
             return self.adapt_in_chunks(images)
         features, logits = self.features_and_logits(images)
         loss = self.distance(features)  # ‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂
-        self.step(loss, guard=not self.hp.faithful)  # of m and U alone
+        self.step(loss, guard=not self.hp.faithful)  # of m and U only
         return logits
 
     def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:

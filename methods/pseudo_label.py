@@ -1,9 +1,9 @@
 """Pseudo-label (Lee, 2013) as a test-time method: cross-entropy against the model's own argmax.
 
-No official code exists for this setting: everything but the loss is TENT's, so that the two rows
-of a table differ by one thing. With a threshold of 0 every image takes part. On segmentation the
-pixels of the logits are the samples (with `output_scale`, those of enlarged logits, as in the codes
-for ACDC that call this loss TENT), and BatchNorm keeps the source's statistics.
+There is no official code for this setting. Everything except the loss is as in TENT, so that the
+two rows of a table differ in one thing. With a threshold of 0 all images are used. On segmentation
+the samples are the pixels of the logits (with `output_scale`, of enlarged logits, as in the codes
+for ACDC that call this loss TENT), and BatchNorm uses the source statistics.
 """
 
 import torch
@@ -35,9 +35,11 @@ class PseudoLabel(Method):
         """Hyper-parameters of Pseudo-label."""
 
         threshold: float = Field(
-            0.0, ge=0, le=1, description="samples of a higher maximum probability take part"
+            0.0, ge=0, le=1, description="samples with a higher maximum probability are used"
         )
-        parameters: str = Field("norm", pattern="^(norm|all)$", description="what is adapted")
+        parameters: str = Field(
+            "norm", pattern="^(norm|all)$", description="adapt norm layers or all weights"
+        )
 
     def setup(self) -> None:
         """Adapt the norm layers, or the whole network."""
@@ -45,19 +47,19 @@ class PseudoLabel(Method):
         self.adapt_chosen()
 
     def adapt_chosen(self) -> None:
-        """What `parameters` names, and its optimiser."""
+        """Choose the parameters that `parameters` names, and build their optimiser."""
         everything = dict(self.model.network.named_parameters())
         self.adapt_only(everything if self.hp.parameters == "all" else self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on -log p of the predicted class; returns the logits before it."""
+        """One step on -log p of the predicted class; returns the logits from before the step."""
         logits = self.model(images)
         self.step(self.total_loss(logits))
         return logits
 
     def total_loss(self, rows: Tensor) -> Tensor:
-        """Mean -log p of the predicted class of logits [n, classes] above the threshold."""
+        """Mean -log p of the predicted class over the logits [n, classes] above the threshold."""
         log_p = rows.log_softmax(-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         confidence = log_p.max(-1).values  # log-probability of the pseudo-label
         kept = confidence.detach().exp() > self.hp.threshold
@@ -65,7 +67,7 @@ class PseudoLabel(Method):
 
 
 class PseudoLabelMaps(PseudoLabel):
-    """On segmentation: pixels are the samples, and BatchNorm keeps the source's statistics."""
+    """Segmentation: pixels are the samples, and BatchNorm uses the source statistics."""
 
     def setup(self) -> None:
         """Adapt the norm layers, or the whole network."""

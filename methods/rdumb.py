@@ -1,10 +1,9 @@
-"""RDumb (Press et al., NeurIPS 2023, arXiv:2306.05401): ETA that forgets everything at regular
-intervals.
+"""RDumb (Press et al., NeurIPS 2023, arXiv:2306.05401): ETA with a full reset at regular intervals.
 
-Official code: oripress/CCC, which selects BatchNorm alone; checked against the reset counter of
+Official code: oripress/CCC, which adapts BatchNorm only; checked against the reset counter of
 mariodoebler/test-time-adaptation (there over TENT) and against this suite's ETA. Every batch
-counts, one without a selected image as well. On a stream shorter than the interval RDumb is ETA:
-give the interval in images where batches are of another size than 64.
+counts, also one without a selected image. On a stream shorter than the interval RDumb equals ETA:
+give the interval in images if the batch size is not 64.
 """
 
 from typing import Literal
@@ -38,10 +37,12 @@ class RDumb(Method):
         lr: float = Field(2.5e-4, ge=0, description="learning rate")
         reset_every: int = Field(1000, ge=1, description="T, interval of the resets")
         reset_unit: Literal["batches", "images"] = Field("batches", description="unit of T")
-        loss: Literal["eta", "tent"] = Field("eta", description="what is minimised in between")
+        loss: Literal["eta", "tent"] = Field("eta", description="loss between the resets")
         margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
         max_similarity: float = Field(
-            0.05, ge=0, description="ε: redundant from this cosine with the average prediction on"
+            0.05,
+            ge=0,
+            description="ε: redundant if more similar (cosine) to the average prediction",
         )
 
     def setup(self) -> None:
@@ -53,7 +54,7 @@ class RDumb(Method):
         self.since_reset = 0
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step, then perhaps a reset; returns the logits from before both."""
+        """One step, and a reset if it is due; returns the logits from before both."""
         logits = self.model(images)
         if self.hp.loss == "tent":
             self.step(softmax_entropy(logits).mean())
@@ -65,7 +66,7 @@ class RDumb(Method):
         return logits
 
     def learn_from_selected(self, logits: Tensor) -> None:
-        """ETA's step."""
+        """One step of ETA."""
         entropy = softmax_entropy(logits)
         predictions = logits.detach().softmax(-1, dtype=entropy.dtype)
         selected = self.selection.choose(entropy.detach(), predictions)

@@ -1,16 +1,17 @@
 """RMT, the robust mean teacher (Döbler et al., CVPR 2023, arXiv:2211.13081): all weights learn from
-an averaged teacher, from a contrast with the classes of the source, and from source images.
+an averaged teacher, from a contrastive loss with the source classes, and from source images.
 
-Official code: mariodoebler/test-time-adaptation. Three losses: the symmetric cross-entropy of an
-image and of a view of it against the teacher; the contrast of both with the nearest mean feature of
-a source class, through a projector; and the cross-entropy of labelled source images, which are
-shown again and again beside the stream (`source_weight: 0` leaves them out). Scores are the sums of
-both networks' logits. A warm-up draws student and teacher together on source images without labels.
+Official code: mariodoebler/test-time-adaptation. There are three losses: the symmetric
+cross-entropy of an image and of a view of it to the teacher; the contrast of both with the nearest
+mean feature of a source class, through a projector; and the cross-entropy of labelled source
+images, which are replayed during the stream (`source_weight: 0` leaves them out). Scored are the
+sums of both networks' logits. A warm-up trains student and teacher together on source images
+without labels.
 
-Differs from the official code: that divides the network so that timm's models break, this sees
-features and logits of one pass; the mean features are made after a warm-up, not before; the warm-up
-has an optimiser of its own, and leaves no moments behind; a class without a source image has no
-mean, not nan; and a reset begins with the source images from the first one.
+Differs from the official code: theirs splits the network in a way that breaks timm's models, ours
+takes features and logits of one pass; the mean features are computed after a warm-up, not before;
+the warm-up has its own optimiser, whose moments are not used later; a class without a source image
+has no mean (theirs: NaN); and after a reset the replay starts again with the first source images.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("rmt")
 class RMT(ContrastMethod):
-    """Mean teacher with contrast and source replay."""
+    """Mean teacher with a contrastive loss and source replay."""
 
     display_name = "RMT"
     year = 2023
@@ -53,11 +54,11 @@ class RMT(ContrastMethod):
     class Hyperparameters(ContrastHyperparameters, WarmupHyperparameters):
         """Hyper-parameters of RMT."""
 
-        target_weight: float = Field(1.0, ge=0, description="weight of the teacher's loss")
-        source_weight: float = Field(1.0, ge=0, description="weight of the source images' loss")
+        target_weight: float = Field(1.0, ge=0, description="weight of the loss to the teacher")
+        source_weight: float = Field(1.0, ge=0, description="weight of the loss on source images")
         teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher")
         warmup_schedule: Literal["constant", "cosine", "steps", "linear"] = Field(
-            "linear", description="of the warm-up's rate; linear rises to its end"
+            "linear", description="of the warm-up's rate; linear rises until its end"
         )
 
     def setup(self) -> None:
@@ -70,13 +71,13 @@ class RMT(ContrastMethod):
         self.augment = random_view
 
     def prepare(self, source: Any) -> None:
-        """Mean features of the classes; where to go on with source images."""
+        """Compute the mean features of the classes; prepare the source replay."""
         super().prepare(source)
         if self.hp.source_weight:
             self.replay = Replay(source)
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the three losses, and the teacher follows; the scores are from before."""
+        """One step on the three losses, then the teacher's; returns the scores from before both."""
         with torch.no_grad():
             target = self.teacher(images)
         features, logits = self.model.features_and_logits(images)
@@ -92,36 +93,36 @@ class RMT(ContrastMethod):
         return logits + target
 
     def update(self, loss: Tensor) -> None:
-        """Step, and the teacher follows by α."""
+        """One step, then the EMA update of the teacher."""
         if self.step(loss):
             ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Sums of the student's and the teacher's logits."""
+        """The sum of the student's and the teacher's logits."""
         return self.model(images) + self.teacher(images)
 
     @property
     def scored_model(self) -> SourceModel:
-        """There is none. Raises MethodError."""
+        """Raises MethodError: two networks are scored, so there is no single one."""
         raise MethodError(
-            "RMT has no plain network that could be kept or exported: it scores the sum of two "
-            "networks' logits; run it with keep_models: none."
+            "RMT scores the sum of two networks' logits, so there is no single network to store or "
+            "export; run it with keep_models: none."
         )
 
     # -- warm-up
 
     def warmup_parameters(self) -> dict[str, nn.Parameter]:
-        """The network's weights; the projector stays as it is drawn."""
+        """The network's weights; the projector is not trained."""
         return self.weights
 
     def warmup_result(self) -> Mapping[str, Tensor]:
-        """Both networks: the teacher lags behind."""
+        """Both networks: the teacher differs from the student."""
         named = self.teacher.weight_parameters()
         return self.weights | {f"teacher.{name}": value for name, value in named.items()}
 
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
-        """Draw the student towards the teacher, which follows."""
+        """One step of the student towards the teacher, then the teacher's EMA update."""
         with torch.no_grad():
             target = self.teacher(images)
         self.update(symmetric_cross_entropy(self.model(images), target).mean())

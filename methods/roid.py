@@ -1,17 +1,17 @@
-"""ROID (Marsden, Döbler and Yang, WACV 2024, arXiv:2306.00650): weighted self-training whose
-weights are drawn back to the source's after every step.
+"""ROID (Marsden, Döbler and Yang, WACV 2024, arXiv:2306.00650): weighted self-training, whose
+weights are pulled to the source after every step.
 
-Official code: mariodoebler/test-time-adaptation. Images predicted unlike the average of those
-before and with certainty weigh most; half of a batch is left out. Of those kept the soft likelihood
-ratio is raised, and their predictions and those of a random view are drawn together, the gradient
-going to both. Scores are the logits times the smoothed mean prediction of the batch, as in the
-official code: they say which class, but hardly how sure, for that mean is small. The paper has
-probabilities in mind (`prior: probabilities`), whose calibration is a matter of interest.
+Official code: mariodoebler/test-time-adaptation. Images with a certain prediction that differs from
+the average of earlier ones weigh most; half of a batch is not used. For the used images the soft
+likelihood ratio is increased, and their predictions and those of a random view are made consistent,
+with a gradient through both. The scores are the logits times the smoothed mean prediction of the
+batch, as in the official code: they show the class, but hardly the confidence, as that mean is
+small. The paper means probabilities (`prior: probabilities`), which matters for calibration.
 
-Differs from it: a batch in which no two images differ, as one image alone, has no weights and moves
-nothing (theirs makes every parameter nan), and a single image is scored without a prior. What a
-batch's loss is divided by is the size of the largest batch so far, theirs the configured one: the
-same but for windows over single images, where theirs sums.
+Differs from it: a batch whose images are all equal, such as a single image, has no weights and
+makes no update (theirs makes every parameter NaN), and a single image is scored without a prior.
+The loss of a batch is divided by the size of the largest batch so far (theirs: by the configured
+one), which is the same except for windows over single images, where theirs sums.
 """
 
 from pydantic import Field
@@ -24,7 +24,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("roid")
 class ROID(SampleWeightingMethod):
-    """Weighted self-training with weights averaged with the source's."""
+    """Weighted self-training, with weights pulled to the source after every step."""
 
     display_name = "ROID"
     year = 2024
@@ -40,11 +40,11 @@ class ROID(SampleWeightingMethod):
 
         lr: float = Field(2.5e-4, ge=0, description="learning rate")
         source_momentum: float = Field(
-            0.99, ge=0, le=1, description="share that the weights keep of themselves after a step"
+            0.99, ge=0, le=1, description="m of θ ← m θ + (1 - m) θ_source after a step"
         )
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step, after which the weights go back; returns the corrected logits from before."""
+        """One step, then the pull to the source; returns the corrected logits from before."""
         logits = self.model(images)
         if self.update(images, logits):
             pull_to_source(self.trainable.values(), self.source, self.hp.source_momentum)

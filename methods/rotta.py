@@ -1,11 +1,11 @@
-"""RoTTA (Yuan et al., CVPR 2023, arXiv:2303.13899): a memory balanced over the predicted classes,
-and an averaged teacher that is scored.
+"""RoTTA (Yuan et al., CVPR 2023, arXiv:2303.13899): a memory that is balanced over the predicted
+classes, and an averaged teacher that is scored.
 
-Official code: BIT-DA/RoTTA, which serves BatchNorm alone: its statistics follow those of the memory
-by α, and a norm normalises by the moved ones. The LayerNorm form is that of
-mariodoebler/test-time-adaptation. Updates come after every so many images, within batches as well;
-they never change the logits of the batch at hand. Images with logits that are not finite stay out
-of the memory, which in the official code they poison.
+Official code: BIT-DA/RoTTA, which supports BatchNorm only: α updates its statistics with those of
+the memory, and a norm uses the updated ones. The LayerNorm form is that of
+mariodoebler/test-time-adaptation. Updates are made after a fixed number of images, also within a
+batch; they never change the logits of the current batch. Images whose logits are not finite do not
+enter the memory, which they damage in the official code.
 """
 
 import math
@@ -34,7 +34,7 @@ class Item:
 
 
 class RobustNorm(nn.Module):
-    """A BatchNorm that, in training mode, moves its statistics by α and uses the moved ones."""
+    """A BatchNorm that in training mode updates its statistics by α and uses the updated ones."""
 
     def __init__(self, norm: _BatchNorm, rate: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class RobustNorm(nn.Module):
         self.after = nn.Sequential(*[f for f in followers if f is not None])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, channels, ...] normalised; the gradient goes through the batch's part."""
+        """x [n, channels, ...] normalised; the gradient passes through the batch's statistics."""
         mean, var = self.mean, self.var
         if self.training:
             axes = [axis for axis in range(x.ndim) if axis != 1]
@@ -65,7 +65,7 @@ class RobustNorm(nn.Module):
 
 
 def make_robust(network: nn.Module, rate: float) -> bool:
-    """Put robust norms in the place of every BatchNorm with statistics and a scale of its own.
+    """Replace every BatchNorm that has statistics and a scale by a RobustNorm.
 
     Returns whether there was any.
     """
@@ -100,13 +100,13 @@ class RoTTA(Method):
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
         memory_size: int = Field(64, ge=1, description="N, images in the memory")
         update_every: int = Field(64, ge=1, description="images between two updates")
-        teacher_rate: float = Field(0.001, ge=0, le=1, description="ν, rate of the teacher")
+        teacher_rate: float = Field(0.001, ge=0, le=1, description="ν, rate of the teacher's EMA")
         statistics_rate: float = Field(0.05, ge=0, le=1, description="α of BatchNorm's statistics")
         age_weight: float = Field(1.0, ge=0, description="λ_t of an image's age")
         uncertainty_weight: float = Field(1.0, ge=0, description="λ_u of an image's uncertainty")
 
     def setup(self) -> None:
-        """Adapt the affine parameters of every norm layer; copy the teacher; empty memory."""
+        """Adapt the affine parameters of every norm layer; copy the teacher; an empty memory."""
         self.adapt_only(self.model.norm_parameters())
         if make_robust(self.model.network, self.hp.statistics_rate):
             self.norm_statistics = "moving"
@@ -117,7 +117,7 @@ class RoTTA(Method):
         self.seen = 0
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Take the images into the memory one by one, updating on the way; scores the teacher."""
+        """Add the images to the memory one by one, with updates; returns the teacher's logits."""
         logits = self.predict(images)
         p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         uncertainties = -(p * (p + 1e-6).log()).sum(-1)
@@ -144,14 +144,14 @@ class RoTTA(Method):
     # -- memory
 
     def insert(self, image: Tensor, label: int, uncertainty: float) -> None:
-        """Keep the image if there is room or a worse one to give up; then all grow older."""
+        """Add the image if there is room or a worse one to replace; then increase all ages."""
         if math.isfinite(uncertainty) and self.make_room(label, self.score(0, uncertainty)):
             self.memory.append(Item(image.clone(), label, uncertainty))
         for item in self.memory:
             item.age += 1
 
     def make_room(self, label: int, score: float) -> bool:
-        """Whether an image of this class and score may enter; drops the one that it replaces."""
+        """Whether an image of this class and score may enter; removes the one that it replaces."""
         counts = [0] * self.model.num_classes
         for item in self.memory:
             counts[item.label] += 1
@@ -162,7 +162,7 @@ class RoTTA(Method):
             candidates = [item for item in self.memory if counts[item.label] == largest]
         else:
             candidates = [item for item in self.memory if item.label == label]
-        # The last of equals, class by class, as the official loop finds it.
+        # Of equals the last one, class by class, as in the official loop.
         candidates.sort(key=lambda item: item.label)
         worst = max(reversed(candidates), key=lambda item: self.score(item.age, item.uncertainty))
         if self.score(worst.age, worst.uncertainty) <= score:
@@ -171,7 +171,7 @@ class RoTTA(Method):
         return True
 
     def score(self, age: int, uncertainty: float) -> float:
-        """How little an image is worth: λ_t / (1 + e^(-A/N)) + λ_u U / ln C."""
+        """λ_t / (1 + e^(-A/N)) + λ_u U / ln C; images with a high score are replaced first."""
         timeliness = 1 / (1 + math.exp(-age / self.hp.memory_size))
         relative = uncertainty / math.log(self.model.num_classes)
         return self.hp.age_weight * timeliness + self.hp.uncertainty_weight * relative
@@ -179,7 +179,7 @@ class RoTTA(Method):
     # -- update
 
     def update(self) -> None:
-        """One step of the student on the memory, and the teacher follows by ν."""
+        """One step of the student on the memory, then the teacher's EMA update by ν."""
         if not self.memory:
             return
         images = torch.stack([item.image for item in self.memory])
@@ -193,7 +193,7 @@ class RoTTA(Method):
             ema_update(teacher, student, 1 - self.hp.teacher_rate)
 
     def total_loss(self, images: Tensor) -> Tensor:
-        """The student's cross-entropy on one view against the teacher, the younger the heavier."""
+        """The student's cross-entropy on one view to the teacher; younger images weigh more."""
         with torch.no_grad():
             target = self.teacher(images)
         logits = self.model(self.augment(images, self.model.preprocessing.size))
@@ -201,8 +201,8 @@ class RoTTA(Method):
 
     def sample_weights(self) -> Tensor:
         """e^(-A/N) / (1 + e^(-A/N)) of each image, in (0, 1/2]."""
-        # In float32 whatever the run's precision, as in both official codes: the difference would
-        # show in a comparison in float64.
+        # In float32 for every precision of the run, as in both official codes: a comparison in
+        # float64 would show the difference.
         ages = torch.tensor([item.age / self.hp.memory_size for item in self.memory])
         decay = (-ages.float()).exp()
         return decay / (1 + decay)

@@ -1,13 +1,13 @@
-"""SANTA (Chakrabarty et al., TMLR 2023): the source model stays as an anchor, to which predictions
-are held, while features are drawn to the classes of the source.
+"""SANTA (Chakrabarty et al., TMLR 2023): the source model is an anchor for the predictions, and
+features are moved towards the source classes.
 
 The authors' repository is empty; the second implementation is mariodoebler/test-time-adaptation.
-Two losses: the predictions of an image and of a view of it, as weights of the anchor's surprise;
-and the contrast of both with the nearest mean feature of a source class, through a projector (as in
-RMT, with neither teacher nor source images beside the stream). The first is the cross-entropy the
-other way round: by itself it puts all on the class that the anchor finds likeliest. The scored
-logits are the model's before the update. Differs from that code: a class without a source image has
-no mean, not nan.
+There are two losses: the cross-entropy of the anchor, with the adapted predictions of an image and
+of a view of it as targets; and the contrast of both with the nearest mean feature of a source
+class, through a projector (as in RMT, without teacher and without source images during the stream).
+The first is the cross-entropy the other way round: alone, it puts all probability on the class that
+is most likely for the anchor. The scored logits are the model's before the update. Differs from
+that code: a class without a source image has no mean (theirs: NaN).
 """
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("santa")
 class SANTA(ContrastMethod):
-    """Norm layers held to a frozen anchor, with contrast to the source's classes."""
+    """Self-training of norm layers with a frozen anchor and contrast to the source classes."""
 
     display_name = "SANTA"
     year = 2023
@@ -49,7 +49,7 @@ class SANTA(ContrastMethod):
         self.augment = random_view
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on both losses; returns the logits from before it."""
+        """One step on both losses; returns the logits from before the step."""
         anchored = self.anchor(images)
         features, logits = self.model.features_and_logits(images)
         view = self.augment(images, self.model.preprocessing.size)

@@ -1,13 +1,13 @@
 """SAR (Niu et al., ICLR 2023, arXiv:2302.12400): reliable, sharpness-aware entropy minimisation.
 
-Official code: mr-eggplant/SAR. Differs from it, unless `faithful: true`: a recovery also forgets
-the moving average and the optimiser's momentum, the threshold of the recovery is the configured
-one (theirs is always 0.2), and a batch without reliable images moves nothing (theirs still takes
-momentum steps). `faithful: mariodoebler` is the second implementation, which clears the average
-and uses the threshold but shares the rest. Layers are skipped by position, not by name.
+Official code: mr-eggplant/SAR. Differs from it, unless `faithful: true`: a recovery also resets the
+moving average and the optimiser's momentum; its threshold is the configured one (theirs is always
+0.2); and a batch without reliable images makes no update (theirs still makes momentum steps).
+`faithful: mariodoebler` is the second implementation, which resets the average and uses the
+threshold, but shares the rest. Layers are skipped by position, not by name.
 
-On segmentation, for which nothing was published, pixels of the logits are the samples; the last of
-four stages stays frozen, and so does what follows. BatchNorm keeps the source's statistics.
+For segmentation nothing was published: here the samples are the pixels of the logits, and the last
+of four stages and everything after it are frozen. BatchNorm uses the source statistics.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Reproduced = Literal["none", "official", "mariodoebler"]
 
 
 def named(typed: Any) -> Any:
-    """Whose faults are reproduced, for what is typed and recorded: false, true or a name."""
+    """The name for a typed or recorded value: false, true or a name."""
     with contextlib.suppress(ValidationError):
         return "official" if TypeAdapter(bool).validate_python(typed) else "none"
     return typed  # a name
@@ -58,21 +58,23 @@ class SAR(Method):
 
         margin: float = Field(0.4, ge=0, description="E0 as a share of ln C: reliable below it")
         rho: float = Field(0.05, ge=0, description="radius of the perturbation")
-        recovery_threshold: float = Field(0.2, ge=0, description="e_m: reset below it (nats)")
+        recovery_threshold: float = Field(
+            0.2, ge=0, description="e_m in nats: the model is reset below it"
+        )
         skip_last_blocks: int | None = Field(
-            None, ge=0, description="blocks whose norms stay frozen; a quarter if not given"
+            None, ge=0, description="last blocks with frozen norms; a quarter if not given"
         )
         faithful: Annotated[Reproduced, BeforeValidator(named), PlainSerializer(recorded)] = Field(
-            "none", description="whose faults are reproduced; false: none, true: official"
+            "none", description="code whose faults are reproduced; false: none, true: official"
         )
 
     def setup(self) -> None:
-        """Adapt the norm layers but those of the last blocks and the final one."""
+        """Adapt the norm layers, except those of the last blocks and the final one."""
         self.batch_dependent = self.model.use_batch_statistics()
         self.adapt_early_norms()
 
     def adapt_early_norms(self) -> None:
-        """The chosen norm layers, their optimiser, margin and threshold."""
+        """Choose the norm layers; set their optimiser, margin and threshold."""
         self.adapt_only(self.model.early_norm_parameters(self.hp.skip_last_blocks))
         self.optimizer = self.build_optimizer()
         self.margin = self.hp.margin * math.log(self.model.num_classes)
@@ -81,7 +83,7 @@ class SAR(Method):
         self.average: float | None = None
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Two passes: ascend to the sharpest near point, descend from there; scores the first."""
+        """Two passes: ascend to the sharpest point nearby, descend from it; logits of the first."""
         logits = self.model(images)
         entropy = self.entropy(logits)
         reliable = entropy < self.margin
@@ -99,12 +101,12 @@ class SAR(Method):
         return logits
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Of each image [n], in nats."""
+        """Entropy per image [n], in nats."""
         return softmax_entropy(logits)
 
     @torch.no_grad()
     def ascend(self) -> None:
-        """θ + ρ g / ‖g‖ over all adapted tensors; keeps θ itself."""
+        """θ ← θ + ρ g / ‖g‖ over all adapted tensors; stores the old θ."""
         moving = [(p, p.grad) for p in self.trainable.values() if p.grad is not None]
         parameters, gradients = [p.data for p, _ in moving], [g for _, g in moving]
         self.kept = [p.detach().clone() for p in self.trainable.values()]
@@ -114,12 +116,12 @@ class SAR(Method):
 
     @torch.no_grad()
     def undo_perturbation(self) -> None:
-        """Back to θ, to the bit."""
+        """Return exactly to θ."""
         torch._foreach_copy_(list(self.trainable.values()), self.kept)
         self.kept = []
 
     def recover(self, loss: float) -> None:
-        """Follow the loss by a moving average; reset the model when it falls below e_m."""
+        """Update the moving average of the loss; reset the model if it is below e_m."""
         if math.isfinite(loss):
             self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
         if self.average is None or self.average >= self.threshold:
@@ -133,12 +135,12 @@ class SAR(Method):
 
 
 class SARMaps(SAR):
-    """On segmentation: pixels are the samples, and BatchNorm keeps the source's statistics."""
+    """Segmentation: pixels are the samples, and BatchNorm uses the source statistics."""
 
     def setup(self) -> None:
-        """Adapt the norm layers but those of the last stage and what follows it."""
+        """Adapt the norm layers, except those of the last stage and after it."""
         self.adapt_early_norms()
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Of each pixel [n·h·w] of logits [n, classes, h, w], in nats."""
+        """Entropy per pixel [n·h·w] of logits [n, classes, h, w], in nats."""
         return softmax_entropy(self.model.rows(logits))

@@ -1,4 +1,4 @@
-"""Source: the source-trained model as it is, the reference of every gain."""
+"""Source: the unadapted source model, the reference of every gain."""
 
 import torch
 from torch import Tensor

@@ -1,15 +1,15 @@
 """SVDP (Yang et al., AAAI 2024, arXiv:2303.09792): sparse prompts on uncertain pixels, and hard
-labels of a teacher over views; for segmentation alone, a form for classification was never defined.
+labels of a teacher over views. For segmentation only: no form for classification was ever defined.
 
-Official code: Anonymous-012/SVDP, whose prompt is checked; its loop runs on SegFormer and ACDC,
-and is followed by its description. In it the prompted image is built without gradients, so its
-prompts never learn and stay the noise they start as: that is what `train_prompt: false` does, the
-default, for the published figures rest on it; `true` is the paper's method.
+Official code: Anonymous-012/SVDP. Its prompt is checked; its loop needs SegFormer and ACDC and is
+reproduced from its description. In it the prompted image is built without gradients, so its prompts
+never learn and stay the noise they start as. `train_prompt: false`, the default, does the same, as
+the published figures were made with it; `true` is the method of the paper.
 
-Differs from the code: the optimiser is made once (theirs anew at every domain and round, which uses
-borders that a method must not know), and every view is predicted whole (theirs in windows of 1,024
-pixels). Labels and scores have `output_scale` times the size of the images, as 1,080 x 1,920
-pictures that enter as 540 x 960 have there.
+Differs from the code: the optimiser is made once (theirs: a new one at every domain and round,
+whose boundaries a method must not see), and every view is predicted as a whole (theirs: in windows
+of 1,024 pixels). Labels and scores have `output_scale` times the size of the images, as there:
+pictures of 1,080 x 1,920 are given as 540 x 960.
 """
 
 import torch
@@ -48,7 +48,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("svdp")
 class SVDP(Method):
-    """Segmentation: prompts on uncertain pixels, and hard labels of a teacher over scales."""
+    """Segmentation: prompts on uncertain pixels, and a teacher's hard labels over scales."""
 
     display_name = "SVDP"
     year = 2024
@@ -71,9 +71,9 @@ class SVDP(Method):
         "lr_prompt": 1e-3,
     }
     exempt = {
-        "scored_logits": "dropout, drawn anew by every call, places the teacher's prompts",
-        "permutation": "dropout, drawn for the batch in its order, places the prompts",
-        "learning_rate_zero_is_source": "the prompts stand on the images from the start",
+        "scored_logits": "dropout, drawn again in every call, places the teacher's prompts",
+        "permutation": "dropout, drawn in the order of the batch, places the prompts",
+        "learning_rate_zero_is_source": "the prompts are on the images from the start",
     }
 
     class Hyperparameters(MethodHyperparameters):
@@ -81,26 +81,30 @@ class SVDP(Method):
 
         lr: float = Field(1e-4, ge=0, description="learning rate of the network (Adam)")
         lr_prompt: float = Field(1e-4, ge=0, description="learning rate of the prompt (Adam)")
-        train_prompt: bool = Field(False, description="let the prompt learn, as in the paper")
+        train_prompt: bool = Field(False, description="the prompt learns, as in the paper")
         image_size: tuple[int, int] = Field((540, 960), description="height, width of the images")
-        output_scale: float = Field(2.0, gt=0, description="size of labels, of that of the images")
+        output_scale: float = Field(2.0, gt=0, description="size of labels relative to the images")
         density: float = Field(1e-3, gt=0, le=0.25, description="ρ, share of prompted pixels")
         scales: tuple[float, ...] = Field(
-            (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), min_length=1, description="of the views"
+            (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), min_length=1, description="scales of the views"
         )
-        dropout_passes: int = Field(10, ge=2, description="head passes of the uncertainty")
-        dropout: float = Field(0.5, ge=0, lt=1, description="their share of dropped values")
+        dropout_passes: int = Field(10, ge=2, description="passes of the head per uncertainty")
+        dropout: float = Field(
+            0.5, ge=0, lt=1, description="share of dropped values in these passes"
+        )
         anchor_confidence: float = Field(
             0.69, ge=0, le=1, description="above it the teacher's plain view is the label"
         )
-        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the network's average")
+        teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the network's EMA")
         uncertainty_rate: float = Field(
-            0.1, ge=0, description="of the prompt's average: α = 0.999 - rate · mean uncertainty"
+            0.1, ge=0, description="of the prompt's EMA: α = 0.999 - rate · mean uncertainty"
         )
-        restore_probability: float = Field(0.01, ge=0, le=1, description="p of a restoration")
+        restore_probability: float = Field(
+            0.01, ge=0, le=1, description="p of the stochastic restore"
+        )
 
     def setup(self) -> None:
-        """Adapt the whole network and, if asked for, the prompt; teacher and anchor."""
+        """Adapt the whole network and, with `train_prompt`, the prompt; copy teacher and anchor."""
         self.check_network()
         weights = dict(self.model.network.named_parameters())
         self.prompt = nn.Parameter(torch.randn(self.prompted_pixels, 3).to(self.model.mean))
@@ -115,17 +119,17 @@ class SVDP(Method):
 
     @property
     def prompted_pixels(self) -> int:
-        """k, vectors of the prompt."""
+        """k, number of prompted pixels."""
         height, width = self.hp.image_size
         return prompt_count(height, width, self.hp.density)
 
     def check_network(self) -> None:
-        """Raise MethodError where nothing is uncertain, or has no room for a prompted pixel."""
+        """Raise MethodError without dropout or prompted pixels, or with a fixed input size."""
         check_dropout(self.model, asked_by="SVDP")
         if self.model.preprocessing.size is not None:
             raise MethodError(
-                f"SVDP shows {self.model.name} images at several scales, but the model resizes all "
-                "to one; build it without an input size."
+                f"SVDP needs images at several scales, but {self.model.name} resizes all to one "
+                "size; build it without an input size."
             )
         if 1.0 not in self.hp.scales or not self.prompted_pixels:
             raise MethodError(
@@ -148,15 +152,15 @@ class SVDP(Method):
 
     @property
     def scored_model(self) -> SourceModel:
-        """There is none to keep: raises MethodError."""
+        """Raises MethodError: the predictions need a prompt on the pixels."""
         raise MethodError(
-            "SVDP has no plain network that could be kept or exported: it predicts with a prompt "
-            "on the pixels; run it with keep_models: none."
+            "SVDP predicts with a prompt on the pixels, so there is no plain network to store or "
+            "export; run it with keep_models: none."
         )
 
     @torch.no_grad()
     def ema_update_and_restore(self, uncertainty: Tensor) -> None:
-        """Teacher and its prompt follow, then a share of weights and biases is set back."""
+        """EMA updates of the teacher and its prompt, then stochastic restore of the student."""
         ema_update(self.teacher.parameters(), self.model.parameters(), self.hp.teacher_momentum)
         momentum = prompt_momentum(uncertainty, self.hp.uncertainty_rate)
         ema_update([self.teacher_prompt], [self.prompt.detach()], momentum)
@@ -167,7 +171,7 @@ class SVDP(Method):
 
     @torch.no_grad()
     def uncertainty(self, images: Tensor) -> Tensor:
-        """Of the teacher's unprompted prediction under dropout, [n, H, W] at the labels' size.
+        """Uncertainty [n, H, W] of the teacher's unprompted prediction, by dropout.
 
         Raises MethodError for images of another size than the prompt was made for.
         """
@@ -185,7 +189,7 @@ class SVDP(Method):
 
     @torch.no_grad()
     def teacher_log_probabilities(self, images: Tensor, uncertainty: Tensor) -> Tensor:
-        """Log-probabilities: of the plain view where the anchor is sure, elsewhere of all views."""
+        """Log-probabilities: of the plain view where the anchor is sure, else of all views."""
         size = self.size(self.hp.output_scale)
 
         def show(scale: float) -> Tensor:
@@ -195,7 +199,7 @@ class SVDP(Method):
         return where_sure(over, confident(self.anchor(images), size, self.hp.anchor_confidence))
 
     def prompts(self, prompt: Tensor, uncertainty: Tensor, scale: float) -> Tensor:
-        """What is added to images at a scale, [n, 3, h, w]: a prompt of normalised values."""
+        """The prompts as images [n, 3, h, w] to add at a scale; prompt: in normalised values."""
         height, width = self.size(scale)
         placed = [
             prompt_image(prompt, most_uncertain(u, height, width, len(prompt)), height, width)

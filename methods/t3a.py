@@ -1,13 +1,13 @@
-"""T3A (Iwasawa and Matsuo, NeurIPS 2021): the last layer is made anew from the stream's surest
-features.
+"""T3A (Iwasawa and Matsuo, NeurIPS 2021): the last layer is rebuilt from the most confident
+features of the stream.
 
-Official code: matsuolab/T3A. Each class has a set of supports, which begins with the rows of the
-last layer. Each batch's features join the set of the class that they are predicted as; of each set
-the K with the least entropy stay; the sum of their directions, at length 1, is the class's weight
-vector, without a bias. No parameter of the network changes. A batch is in the sets before it is
-scored. As in theirs, a row of the last layer may belong to the class of another, and a class that
-is left without a support scores 0. Differs: features that are not finite do not join, and each
-batch keeps K of a class at most, which gives the same.
+Official code: matsuolab/T3A. Each class has a set of supports, which starts with the rows of the
+last layer. The features of each batch are added to the set of their predicted class; the K supports
+with the lowest entropy stay in each set. The weight vector of a class is the sum of its supports'
+directions, normalised, without a bias. No parameter of the network changes. A batch is added before
+it is scored. As in theirs, a row of the last layer may belong to the set of another class, and a
+class without a support scores 0. Differs: features that are not finite are not added, and after
+each batch at most K per class are stored, which gives the same result.
 """
 
 import copy
@@ -24,7 +24,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("t3a")
 class T3A(Method):
-    """A last layer of class means over the surest features so far."""
+    """A last layer of class means over the most confident features so far."""
 
     display_name = "T3A"
     year = 2021
@@ -35,15 +35,15 @@ class T3A(Method):
     checked_against = "official code"
     passes_per_image = (1, 0)
     search_space = {"supports": [1, 5, 20, 50, 100]}
-    exempt = {"scored_logits": "a batch is among the supports by which it is scored"}
+    exempt = {"scored_logits": "a batch is among the supports that score it"}
 
     class Hyperparameters(MethodHyperparameters):
         """Hyper-parameters of T3A."""
 
-        supports: int = Field(20, ge=1, description="K, supports of a class")
+        supports: int = Field(20, ge=1, description="K, supports per class")
 
     def setup(self) -> None:
-        """The rows of the last layer are the first supports, of the classes that they predict."""
+        """The rows of the last layer are the first supports, in the classes that they predict."""
         rows = self.model.classifier.weight.detach()
         self.supports = rows.new_zeros(0, rows.shape[1])
         self.labels = torch.zeros(0, dtype=torch.long, device=rows.device)
@@ -53,14 +53,14 @@ class T3A(Method):
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Tensor:
-        """Take the batch in; its logits by the supports then."""
+        """Add the batch to the supports; returns its logits with the new supports."""
         features, logits = self.model.features_and_logits(images)
         self.take_in(features, logits)
         return self.scores(features)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Logits by the supports so far."""
+        """Logits with the current supports."""
         return self.scores(self.model.features(images))
 
     def scores(self, features: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class T3A(Method):
         return features.to(self.supports.dtype) @ self.class_vectors().T
 
     def class_vectors(self) -> Tensor:
-        """The sum of each class's support directions [classes, d], at length 1."""
+        """The sum of each class's support directions [classes, d], normalised."""
         members = one_hot(self.labels, self.model.num_classes).to(self.supports.dtype)
         return normalize(members.T @ normalize(self.supports))
 
     def take_in(self, features: Tensor, logits: Tensor) -> None:
-        """Add features [n, d] by their predicted classes; keep the surest K of each."""
+        """Add features [n, d] by predicted class; store the K with the lowest entropy of each."""
         entropies = softmax_entropy(logits).to(self.entropies.dtype)
         finite = entropies.isfinite() & features.isfinite().all(1)
         supports = torch.cat([self.supports, features[finite].to(self.supports.dtype)])
@@ -84,7 +84,7 @@ class T3A(Method):
 
     @property
     def scored_model(self) -> SourceModel:
-        """The model, with the class vectors for its last layer."""
+        """The model, with the class vectors as its last layer."""
         moved = copy.deepcopy(self.model)
         layer, vectors = moved.classifier, self.class_vectors()
         layer.weight = nn.Parameter(vectors.to(layer.weight), requires_grad=False)

@@ -1,13 +1,14 @@
 """TENT (Wang et al., ICLR 2021, arXiv:2006.10726): entropy minimisation over norm parameters.
 
-Official code: DequanWang/tent (BatchNorm); its LayerNorm form is that of mr-eggplant/SAR. On a
-network with BatchNorm the batch's statistics replace the source's, as in the official code. The
-scored logits are those of the forward pass before the update.
+Official code: DequanWang/tent (BatchNorm); the LayerNorm form is that of mr-eggplant/SAR. On a
+network with BatchNorm the batch statistics replace the source statistics, as in the official code.
+The scored logits are those of the forward pass before the update.
 
-On segmentation the entropy is that of each pixel of the logits, and BatchNorm keeps the source's
-statistics. What codes for ACDC (of CoTTA, SVDP) call TENT is the cross-entropy against the model's
-own argmax at the labels' size: `loss: hard`. They predict twice by equal passes, one of which is
-left out here, and make Adam anew at every domain and round: borders that a method must not know.
+On segmentation the entropy is that of each pixel of the logits, and BatchNorm uses the source
+statistics. What the codes for ACDC (of CoTTA, SVDP) call TENT is the cross-entropy against the
+model's own argmax at the size of the labels: `loss: hard`. They make two equal forward passes, one
+of which is left out here, and a new Adam at every domain and round, whose boundaries a method must
+not see.
 """
 
 from typing import Literal
@@ -40,11 +41,13 @@ class Tent(Method):
     class Hyperparameters(OptimizerHyperparameters, MapHyperparameters):
         """Hyper-parameters of TENT."""
 
-        steps: int = Field(1, ge=1, description="updates a batch; the last forward is scored")
+        steps: int = Field(
+            1, ge=1, description="updates per batch; the last forward pass is scored"
+        )
         episodic: bool = Field(False, description="reset before every batch")
         loss: Literal["entropy", "hard"] = Field(
             "entropy",
-            description="or, segmentation: cross-entropy against the own argmax",
+            description="hard (segmentation): cross-entropy against the own argmax",
             json_schema_extra=NEWER,
         )
 
@@ -52,14 +55,14 @@ class Tent(Method):
         """Adapt the affine parameters of every norm layer."""
         if self.hp.loss == "hard":
             raise MethodError(
-                f"Tent's loss: hard is for segmentation; on {self.model.name}, which classifies, "
-                "the method of that loss is pseudo_label."
+                f"TENT supports loss: hard on segmentation only, and {self.model.name} is a "
+                "classifier; run `pseudo_label`, which has that loss."
             )
         self.batch_dependent = self.model.use_batch_statistics()
         self.adapt_norms()
 
     def adapt_norms(self) -> None:
-        """The affine parameters of every norm layer, and their optimiser."""
+        """Choose the affine parameters of every norm layer, and build their optimiser."""
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
@@ -82,14 +85,14 @@ class Tent(Method):
 
 
 class TentMaps(Tent):
-    """On segmentation: the entropy of each pixel, or its cross-entropy against the own argmax."""
+    """Segmentation: entropy per pixel, or cross-entropy against the own argmax."""
 
     def setup(self) -> None:
-        """Adapt the affine parameters of every norm layer; BatchNorm keeps its statistics."""
+        """Adapt the affine parameters of every norm layer; BatchNorm uses the source statistics."""
         self.adapt_norms()
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits [n, classes, h, w], at the size that `output_scale` says."""
+        """Logits [n, classes, h, w] at the size of `output_scale`."""
         return enlarged(self.model(images), images, self.hp.output_scale)
 
     def total_loss(self, logits: Tensor) -> Tensor:

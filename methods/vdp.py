@@ -1,16 +1,16 @@
-"""VDP (Gan et al., AAAI 2023, arXiv:2212.04145): small prompts on the pixels before a frozen model.
+"""VDP (Gan et al., AAAI 2023, arXiv:2212.04145): small prompts on the pixels, with a frozen model.
 
 No code was ever published, and the paper gives no values for transformers: this is our reading of
-its formulas, and no reproduction of its figures. Two prompts, the domain-specific ψ and the
+its formulas, not a reproduction of its figures. Two prompts, the domain-specific ψ and the
 domain-agnostic ω, each of three patches, are added to the image (in [0, 1], at the network's input
-size, not clamped); both learn from a teacher whose prompts follow by a moving average and whose
-image has other colours, blur and noise. ω is held where it was at the end of the last domain, by
-λ Σ Λ_i (ω_i - ω*_i)², with Λ the importance of its values along their way (as in synaptic
-intelligence). A new domain is noticed by a jump of the mean confidence. The scored logits are those
-of the prompted image before the update.
+size, not clamped). Both learn from a teacher, whose prompts are their moving averages and whose
+image has other colours, blur and noise. ω is penalised for leaving its value at the end of the last
+domain, by λ Σ Λ_i (ω_i - ω*_i)², where Λ is the importance of its values along their path (as in
+synaptic intelligence). A new domain is detected by a jump of the mean confidence. The scored logits
+are those of the prompted image before the update.
 
-On segmentation the flow is that of SVDP with these patches, before a frozen network: the teacher's
-prompts on the images themselves give the scores and the hard labels of both prompts.
+On segmentation the steps are those of SVDP with these patches and a frozen network: the teacher's
+prompts on the plain images give the scores and the hard labels of both prompts.
 """
 
 import math
@@ -33,14 +33,14 @@ from ctta_bench.parts.segmentation.scales import MapHyperparameters, enlarged, h
 from ctta_bench.parts.views.batch import NOISE, TAPS, blur, draw_view, jitter
 from ctta_bench.registry import METHODS
 
-PATCHES = 3  # a prompt
+PATCHES = 3  # per prompt
 LARGEST_PATCH = 10  # pixels: 2 · 3 · 3 · 10² = 1,800 values, the published count
-SEEN_BEFORE_A_SWITCH = 5  # batches of a domain
+SEEN_BEFORE_A_SWITCH = 5  # batches of a domain before a new one is detected
 
 
 @METHODS.register_module("vdp")
 class VDP(Method):
-    """Pixel prompts before a frozen network, one of them held against forgetting."""
+    """Pixel prompts with a frozen network; one of them is regularised against forgetting."""
 
     display_name = "VDP"
     year = 2023
@@ -60,17 +60,17 @@ class VDP(Method):
 
         optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="update rule")
         patch_size: int | None = Field(
-            None, ge=1, description="side in pixels; 10, or a third of smaller images, if not given"
+            None, ge=1, description="side in pixels; not given: 10, or a third of small images"
         )
         teacher_momentum: float = Field(0.999, ge=0, le=1, description="α of the teacher's prompts")
-        homeostasis: float = Field(0.1, ge=0, description="λ of the hold on ω")
+        homeostasis: float = Field(0.1, ge=0, description="λ of the penalty on changes of ω")
         damping: float = Field(1e-3, gt=0, description="ξ of the importance")
         switch_threshold: float = Field(
             0.1, ge=0, description="S: jump of the mean confidence at a new domain"
         )
 
     def setup(self) -> None:
-        """Prompts of zeros, at places drawn once; the network is frozen."""
+        """Prompts of zeros, at positions drawn once; the network is frozen."""
         self.side = self.patch_side()
         shape = (3, PATCHES * self.side**2)
         zeros = self.model.mean.new_zeros(shape)
@@ -79,11 +79,13 @@ class VDP(Method):
         self.teacher = [zeros.clone(), zeros.clone()]
         self.optimizer = self.build_optimizer()
         self.importance = PathImportance(self.agnostic, self.hp.damping)
-        self.places = int(torch.randint(2**31, ()))  # seeds them: image sizes come with images
-        self.seen, self.usual = 0, 0.0  # batches of the present domain, their mean confidence
+        self.places = int(
+            torch.randint(2**31, ())
+        )  # seed of the positions, as image sizes may vary
+        self.seen, self.usual = 0, 0.0  # batches of the current domain, their mean confidence
 
     def patch_side(self) -> int:
-        """Side of a patch. Raises MethodError if six do not fit beside each other."""
+        """Side of a patch. Raises MethodError if six do not fit next to each other."""
         size, wanted = self.model.preprocessing.size, self.hp.patch_size
         if size is None:
             return wanted or LARGEST_PATCH
@@ -92,7 +94,7 @@ class VDP(Method):
         return side
 
     def check_room(self, height: int, width: int, side: int) -> None:
-        """Raise MethodError unless a grid of patches has a place for each."""
+        """Raise MethodError unless a grid of patches has a cell for each."""
         if (height // side) * (width // side) < 2 * PATCHES:
             raise MethodError(
                 f"VDP has no room for {2 * PATCHES} patches of {side} pixels on the {height} x "
@@ -100,7 +102,7 @@ class VDP(Method):
             )
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step of both prompts towards the teacher; returns the logits from before it."""
+        """One step of both prompts towards the teacher; returns the logits from before the step."""
         images = self.resized(images)
         target = self.target(images)
         logits = self.prompted(images, self.specific, self.agnostic)
@@ -110,7 +112,7 @@ class VDP(Method):
 
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:
-        """The teacher's logits of the images in other colours."""
+        """The teacher's logits for the images in other colours."""
         return self.model(recoloured(images) + self.prompt_image(images, *self.teacher))
 
     def predict(self, images: Tensor) -> Tensor:
@@ -119,11 +121,11 @@ class VDP(Method):
         return self.prompted(images, self.specific, self.agnostic)
 
     def prompted(self, images: Tensor, specific: Tensor, agnostic: Tensor) -> Tensor:
-        """Logits of images under two prompts."""
+        """Logits of images with two prompts."""
         return self.model(images + self.prompt_image(images, specific, agnostic))
 
     def resized(self, images: Tensor) -> Tensor:
-        """Images at the network's input size, to whose pixels the prompts belong."""
+        """Images at the network's input size: the prompts refer to its pixels."""
         size = self.model.preprocessing.size
         if size is None or tuple(images.shape[-2:]) == size:
             return images
@@ -137,7 +139,7 @@ class VDP(Method):
         return canvas.index_copy(1, self.pixels(height, width), values).view(3, height, width)
 
     def pixels(self, height: int, width: int) -> Tensor:
-        """Flat positions of all values: cells of a grid, so that no two patches overlap."""
+        """Flat positions of all values, in cells of a grid: no two patches overlap."""
         self.check_room(height, width, self.side)
         columns = width // self.side
         generator = torch.Generator().manual_seed(self.places)
@@ -148,7 +150,7 @@ class VDP(Method):
         return (corners[:, None] + within.flatten()).flatten().to(self.device)
 
     def update(self, loss: Tensor) -> None:
-        """Step, then the teacher's average, then the importance of what ω did."""
+        """One step, then the teacher's EMA update and the importance of ω."""
         hold = self.importance.penalty(self.agnostic)
         if not self.backward(loss + self.hp.homeostasis * hold):
             return
@@ -159,7 +161,7 @@ class VDP(Method):
             self.importance.accumulate(gradient, self.agnostic.detach() - before)
 
     def gradient_of_the_loss_alone(self) -> Tensor:
-        """∂/∂ω without the hold, whose gradient is known."""
+        """∂/∂ω of the loss without the penalty, whose gradient is known."""
         assert self.agnostic.grad is not None
         whole = self.agnostic.grad / self._scaler.get_scale()
         away = self.agnostic.detach() - self.importance.anchor
@@ -179,10 +181,10 @@ class VDP(Method):
 
 
 class VDPMaps(VDP):
-    """On segmentation: the teacher's prompts on the images themselves give scores and labels."""
+    """Segmentation: the teacher's prompts on the plain images give scores and labels."""
 
     def adapt(self, images: Tensor) -> Tensor:
-        """One step on the teacher's most likely classes; returns its logits from before it."""
+        """One step on the teacher's most likely classes; returns its logits from before."""
         images = self.resized(images)
         target = self.target(images)
         logits = self.prompted(images, self.specific, self.agnostic)
@@ -192,7 +194,7 @@ class VDPMaps(VDP):
 
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:
-        """The teacher's logits [n, classes, h, w], at the size that `output_scale` says."""
+        """The teacher's logits [n, classes, h, w] at the size of `output_scale`."""
         return enlarged(self.prompted(images, *self.teacher), images, self.hp.output_scale)
 
     def predict(self, images: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ class VDPMaps(VDP):
 
 
 def recoloured(images: Tensor) -> Tensor:
-    """One view of images [n, 3, H, W] in [0, 1] that leaves every pixel in its place."""
+    """A view of images [n, 3, H, W] in [0, 1] that does not move any pixel."""
     view, edge = draw_view(*images.shape[-2:]), TAPS // 2
     images = jitter(images.clamp(0, 1), view)
     images = blur(pad(images, (edge,) * 4, mode="replicate"), view.sigma)

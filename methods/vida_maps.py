@@ -1,9 +1,9 @@
-"""ViDA on segmentation (the method: vida.py).
+"""ViDA for segmentation (the method: vida.py).
 
-Nothing was released; the authors point to the code of CoTTA for ACDC, whose views, anchor
-and hard labels are taken here (without warm-up or restoration). U is that of the views'
-probabilities, which are the label's, too: predicted under the scales of the batch before. Key and
-value share their downward products, as the one layer that they are in the authors' SegFormer.
+The authors released no code for segmentation; they refer to CoTTA's code for ACDC, whose views,
+anchor and hard labels are used here (without warm-up or restore). U comes from the probabilities of
+the views, which also make the label: they are predicted with the scales of the previous batch. Key
+and value share their down-projections, as they are one layer in the authors' SegFormer.
 """
 
 from torch import Tensor
@@ -19,20 +19,20 @@ from ctta_bench.parts.segmentation.scales import (
 
 
 class ViDAMaps(ViDA):
-    """On segmentation: CoTTA's views and hard labels; key and value share downward products."""
+    """Segmentation: CoTTA's views and hard labels; key and value share down-projections."""
 
     passes_per_image = (5, 1)  # three views, the anchor, the student; up to 14 views
     checked_with = ViDA.checked_with | {"optimizer": "adam", "loss": "cross_entropy", "views": 3}
 
     def setup(self) -> None:
-        """As on images, with an anchor and the views."""
+        """As in classification, with an anchor and the views."""
         check_hard_labels(self.model, self.hp.loss, asked_by="ViDA")
         self.views = first_views(self.hp.views, asked_by="ViDA")
         self.anchor = self.frozen_copy()
         super().setup()
 
     def inject(self) -> list[ViDALinear]:
-        """Put the adapters in; a value layer takes the downward products of its key layer."""
+        """Add the adapters; a value layer uses the down-projections of its key layer."""
         hp = self.hp
         found = inject_adapters(self.model, hp.rank_low, hp.rank_high, self.scales)
         keys = {attention_of(layer): adapted for layer, adapted in found if layer.roles == "k"}
@@ -42,7 +42,7 @@ class ViDAMaps(ViDA):
         return [adapted for _, adapted in found]
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Labels over the views, which show the uncertainty, too; learn from them."""
+        """One step on labels over the views, which also give the uncertainty."""
         target, variance = self.teacher_log_probabilities(images)
         self.scale_by_uncertainty(SHARE * variance)
         self.update(images, target)
@@ -69,5 +69,5 @@ class ViDAMaps(ViDA):
 
 
 def attention_of(layer: RoleLayer) -> str:
-    """The name of the module that holds a projection."""
+    """The name of the module that contains a projection."""
     return layer.name.rpartition(".")[0]
