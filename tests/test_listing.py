@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from ctta_bench.cli import app
 from ctta_bench.cli.console import list_table
 from ctta_bench.cli.listing import PIPE, TERMINAL, Row, rows_of, source_data
+from ctta_bench.method import Method
 from ctta_bench.registry import METHODS
 
 LISTS = sorted(TERMINAL)
@@ -42,8 +43,7 @@ def test_a_terminal_of_80_columns_shows_a_list_whole(what: str) -> None:
 def test_what_a_list_says_of_a_method_is_what_its_class_has(name: str) -> None:
     kind, attributes = METHODS.get(name), METHODS.find(name).attributes
     for key in ("tasks", "source_access", "warmup_access", "needs_batch_norm", "year", "venue"):
-        default = getattr(kind.__mro__[-2], key)  # of Method
-        assert attributes.get(key, default) == getattr(kind, key), key
+        assert attributes.get(key, getattr(Method, key)) == getattr(kind, key), key
 
 
 def test_what_needs_an_extra_is_marked() -> None:
