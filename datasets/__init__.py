@@ -1,1 +1,1 @@
-"""One file per benchmark family; embedded/ holds what ships in the package."""
+"""One file per benchmark family; embedded/ holds the data that ship with the package."""

@@ -1,10 +1,10 @@
 """CCC, Continuously Changing Corruptions (Press et al., 2023, RDumb): the published streams.
 
-Nine streams of 7,500,000 images at each level of difficulty: three speeds (images before the next
-change) by three seeds. Layout: ROOT/CCC/baseline_LEVEL_transition+speed_SPEED_seed_SEED/
-serial_00000.tar, ...; tars of members KEY.input.jpg (224x224) and KEY.output.cls (the class, 0 to
-999), read where they lie. A stream is a domain, in the order of its tars, and starts anew; the
-figure of the paper is the mean over the nine.
+Nine streams of 7,500,000 images at each level of difficulty: three speeds (images until the next
+change) times three seeds. Layout: ROOT/CCC/baseline_LEVEL_transition+speed_SPEED_seed_SEED/
+serial_00000.tar, ...; tars of members KEY.input.jpg (224x224) and KEY.output.cls (class 0 to 999),
+read without unpacking. Each stream is a domain, in the order of its tars, and the method is reset
+before it. The paper reports the mean over the nine streams.
 """
 
 import hashlib
@@ -32,23 +32,26 @@ from ctta_bench.stream import Benchmark, ImageSet, SettingName, StreamSettings
 
 SPEEDS, SEEDS = (1000, 2000, 5000), (43, 44, 45)
 IMAGE, LABEL = "input.jpg", "output.cls"
-BLOCK = 512  # bytes of a tar's block
+BLOCK = 512  # bytes per block of a tar
 URL = "https://mlcloud.uni-tuebingen.de:7443/datasets/CCC"
 
 
 class CCCSettings(StreamSettings):
-    """Settings of CCC: a level, and a reset before each of its streams."""
+    """Settings of CCC: a level of difficulty, and a reset before each stream."""
 
-    setting: SettingName = Field("reset", description="reset: each stream starts anew")
-    level: Literal[0, 20, 40] = Field(
-        20, description="accuracy in % of ResNet-50 that the corruptions are made for: 0 is hardest"
+    setting: SettingName = Field(
+        "reset", description="reset: the method is reset before each stream"
     )
-    crop: int = Field(224, ge=8, le=1024, description="side of the stored images")
+    level: Literal[0, 20, 40] = Field(
+        20,
+        description="accuracy of ResNet-50 in % that the corruptions are tuned for; 0: hardest",
+    )
+    crop: int = Field(224, ge=8, le=1024, description="side of the stored images, in pixels")
 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """Where the images of a tar lie, in its order: offset and size in bytes int64, class int16."""
+    """The images of a tar, in its order: offset and size in bytes (int64) and class (int16)."""
 
     offset: np.ndarray
     size: np.ndarray
@@ -64,7 +67,7 @@ class TarImages:
         self._ends = np.cumsum([len(i.label) for i in indices])
 
     def load(self, index: np.ndarray) -> Tensor:
-        """uint8 [k, 3, size, size]. Raises DataError naming an image that does not decode."""
+        """uint8 [k, 3, size, size]. Raises DataError naming an image that cannot be decoded."""
         side = self.geometry.size
         out = np.empty((len(index), 3, side, side), np.uint8)
         for row, number in enumerate(index):
@@ -82,23 +85,23 @@ def _mapped(tar: Path) -> np.ndarray:
 
 
 def tar_index(tar: Path, cache: Path) -> TarIndex:
-    """The index of a tar; kept in `cache`, since walking over 75,000 members takes seconds.
+    """The index of a tar, stored in `cache`, since reading 75,000 members takes seconds.
 
-    Raises DataError for a tar that is cut off or holds other things.
+    Raises DataError for a tar that is truncated or has other content.
     """
     stat = tar.stat()
     key = hashlib.sha256(f"{tar.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
     file = cache / f"{key[:24]}.npy"
     try:
         table = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # not there yet, or damaged: it is made anew
-        table = _walk(tar)
+    except (OSError, ValueError, EOFError):  # missing or damaged: make it
+        table = _scan(tar)
         with atomic(file) as temporary, temporary.open("wb") as stream:
             np.save(stream, table)
     return TarIndex(*table)
 
 
-def _walk(tar: Path) -> np.ndarray:
+def _scan(tar: Path) -> np.ndarray:
     """Rows offset, size and class, int64 [3, n]."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
@@ -113,21 +116,23 @@ def _walk(tar: Path) -> np.ndarray:
                     labels[key] = int(content.read(16)) if content is not None else -1
             end = archive.offset
     except (tarfile.TarError, OSError, ValueError) as error:
-        raise DataError(f"{tar}: is no whole tar of CCC ({error}); download it again.") from None
+        raise DataError(
+            f"{tar}: is not a complete tar of CCC ({error}); download it again."
+        ) from None
     lacking = [key for key in images if not 0 <= labels.get(key, -1) < 1000]
-    # tarfile takes a cut for the end; a whole tar ends in blocks of zeros.
+    # tarfile does not detect truncation; a complete tar ends with blocks of zeros.
     with tar.open("rb") as file:
         file.seek(end)
         is_whole = file.read(BLOCK) == bytes(BLOCK)
     if lacking or not images or not is_whole:
-        what = f"image {lacking[0]} has no class" if lacking else "it is cut off"
-        raise DataError(f"{tar}: is no whole tar of CCC ({what}); download it again.")
+        what = f"image {lacking[0]} has no class" if lacking else "it is truncated"
+        raise DataError(f"{tar}: is not a complete tar of CCC ({what}); download it again.")
     return np.asarray([(*place, labels[key]) for key, place in images.items()], np.int64).T
 
 
 @BENCHMARKS.register_module("ccc")
 class CCC(Benchmark):
-    """CCC: corruptions that fade into each other, nine streams of 7,500,000 images a level."""
+    """CCC: corruptions that fade into each other, nine streams of 7,500,000 images per level."""
 
     Settings = CCCSettings
     name = "ccc"
@@ -145,7 +150,7 @@ class CCC(Benchmark):
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
-        """What the folder says of itself if it is a rehearsal, None for the published tars."""
+        """The footnote of a rehearsal; None for the published tars."""
         return provenance(self.home)
 
     def domain_names(self) -> tuple[str, ...]:
@@ -154,26 +159,26 @@ class CCC(Benchmark):
         return tuple(stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS)
 
     def unknown_folders(self) -> list[str]:
-        """Folders that are no stream of any level."""
+        """Folders that are not a stream of any level."""
         known = {stream_name(b, v, s) for b in (0, 20, 40) for v in SPEEDS for s in SEEDS}
         return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
 
     def problems(self) -> list[str]:
-        """Streams without a tar, and a cache that would be vast."""
+        """Streams without tars, and a cache of decoded images, which would be too large."""
         if self.decoded_cache is not None:
             return [
-                "its decoded images are not cached, a stream of them would take 1.1 TB; leave out "
+                "decoded images cannot be cached, since one stream would take 1.1 TB; leave out "
                 "--cache-decoded."
             ]
         missing = [n for n in self.chosen_domains() if not self._tars(n)]
         return [
-            f"no tars in {self.home / n}: fetch serial_00000.tar and so on from {URL}/{n}/, or "
-            f"choose among the streams with --set domains=[NAME]."
+            f"no tars in {self.home / n}: download serial_00000.tar and so on from {URL}/{n}/, or "
+            f"choose other streams with --set domains=[NAME]."
             for n in missing
         ]
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """A stream: the images of its tars, as far as `examples` reaches."""
+        """A stream: the images of as many of its tars as `examples` needs."""
         wanted, found, indices = self.settings.examples, 0, []
         tars = self._tars(name)
         if not tars:
@@ -186,18 +191,18 @@ class CCC(Benchmark):
         return TarImages(tars[: len(indices)], indices, Geometry(self.settings.crop))
 
     def source(self) -> ImageSet | None:
-        """ImageNet's training images, if ROOT/imagenet2012/train is there."""
+        """ImageNet's training images, if ROOT/imagenet2012/train exists."""
         crop = self.settings.crop
         return train_images(data_root(self.root), Geometry(crop, "crop", round(crop * 256 / 224)))
 
     def source_location(self) -> str:
         """ROOT/imagenet2012/train."""
-        return f"{data_root(self.root) / 'imagenet2012' / 'train'}, a folder for each synset"
+        return f"{data_root(self.root) / 'imagenet2012' / 'train'}, one folder per synset"
 
     def _tars(self, name: str) -> list[Path]:
         return sorted((self.home / name).glob("serial_*.tar"))
 
 
 def stream_name(level: int, speed: int, seed: int) -> str:
-    """The name of a stream as its authors write it."""
+    """The name of a stream, as published."""
     return f"baseline_{level}_transition+speed_{speed}_seed_{seed}"

@@ -1,8 +1,8 @@
 """CIFAR10-C and CIFAR100-C (Hendrycks and Dietterich, 2019): the .npy files of Zenodo.
 
 Layout: ROOT/CIFAR-10-C/CORRUPTION.npy, uint8 [5 n, 32, 32, 3], severity s in rows (s - 1) n to s n,
-and labels.npy, [5 n]; n is 10,000 as published. Files are memory-mapped, never read whole. Clean
-images: ROOT/cifar-10-batches-py or ROOT/cifar-100-python; the training set is the source set.
+and labels.npy, [5 n]; n is 10,000 as published. Files are memory-mapped, never read as a whole.
+Clean images: ROOT/cifar-10-batches-py or ROOT/cifar-100-python; the training set is the source set.
 """
 
 import functools
@@ -28,7 +28,7 @@ SIDE = 32
 
 @dataclass(frozen=True)
 class SeverityRows:
-    """The images of one severity: rows `first` on of a file. Only the path goes to a worker."""
+    """The images of one severity: the rows of a file from `first` on; workers get only its path."""
 
     file: Path
     first: int
@@ -50,13 +50,13 @@ def mapped(file: Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(
-            f"{file}: is no whole .npy array ({reason}); download or extract it again."
+            f"{file}: is not a complete .npy array ({reason}); download or extract it again."
         ) from None
     return array
 
 
 class CifarC(Benchmark):
-    """Base of both sets."""
+    """Base of both benchmarks."""
 
     Settings = CorruptionSettings
     severities = SEVERITIES
@@ -72,11 +72,11 @@ class CifarC(Benchmark):
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
-        """Set for self-made images."""
+        """The footnote of self-made images; None for the published ones."""
         return provenance(self.home)
 
     def domain_names(self) -> tuple[str, ...]:
-        """The 15 corruptions in the field's order."""
+        """The 15 corruptions in their usual order."""
         return CORRUPTIONS
 
     def extra_domains(self) -> tuple[str, ...]:
@@ -84,12 +84,12 @@ class CifarC(Benchmark):
         return (*HOLD_OUT, CLEAN)
 
     def unknown_folders(self) -> list[str]:
-        """Files beside the corruptions."""
+        """Files that are not of a corruption."""
         known = {*CORRUPTIONS, *HOLD_OUT, "labels"}
         return sorted(p.name for p in self.home.glob("*.npy") if p.stem not in known)
 
     def problems(self) -> list[str]:
-        """Files that the stream needs and that are missing or of the wrong shape."""
+        """Files needed by the stream that are missing or have a wrong shape."""
         if not self.home.is_dir():
             return [
                 f"no folder {self.home}; expected are CORRUPTION.npy and labels.npy in it. "
@@ -104,7 +104,7 @@ class CifarC(Benchmark):
         return list(dict.fromkeys(found))
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The test images under one corruption, in the order of the file."""
+        """The test images with one corruption, in the order of the file."""
         if name == CLEAN:
             return self._clean("test")
         labels = self._labels()
@@ -125,16 +125,16 @@ class CifarC(Benchmark):
         return SeverityRows(file, first, labels[first : first + count])
 
     def source(self) -> ImageSet | None:
-        """The training images, if the clean set is there."""
+        """The training images, if the folder of the clean set exists."""
         return self._clean("train") if (data_root(self.root) / self.clean_folder).is_dir() else None
 
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
-        """All clean training and test images, of `folder` or below the data root."""
+        """All clean training and test images, from `folder` or the data root."""
         place = folder or data_root(self.root) / self.clean_folder
         if not place.is_dir():
             raise DataError(
                 f"no folder {place}; expected are {', '.join(self.splits['train'])} in it (CIFAR's "
-                "python version); name another with --train-data FOLDER."
+                "python version); give another folder with --train-data FOLDER."
             )
         return self._clean("train", place), self._clean("test", place)
 
@@ -153,19 +153,19 @@ class CifarC(Benchmark):
         labels = mapped(file)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
             raise DataError(
-                f"{file}: holds {labels.dtype} {list(labels.shape)}, expected whole numbers, a row "
-                "for each image of the five severities."
+                f"{file}: holds {labels.dtype} {list(labels.shape)}, expected integers, one row "
+                "per image and severity."
             )
         return in_range(labels, self.num_classes, file)
 
 
 def in_range(labels: np.ndarray, num_classes: int, file: Path) -> np.ndarray:
-    """Labels as int64. Raises DataError if one is no class."""
+    """Labels as int64. Raises DataError if one is not a class number."""
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         raise DataError(
-            f"{file}: label {int(labels[wrong[0]])} in row {wrong[0]} is none of the {num_classes} "
-            "classes; is this the file of another set?"
+            f"{file}: label {int(labels[wrong[0]])} in row {wrong[0]} is not one of the "
+            f"{num_classes} classes; is this the file of another set?"
         )
     return labels.astype(np.int64)
 

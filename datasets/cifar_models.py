@@ -1,7 +1,7 @@
 """Source models for CIFAR-10 and CIFAR-100: ViT-B/16 at 384 pixels, and RobustBench's networks.
 
-None of their weights are in the package; docs/models.md tells where they come from. The modules of
-the convolutional networks carry the names that the checkpoints use.
+The package contains none of their weights; docs/models.md lists where they come from. Modules of
+the convolutional networks have the names used in the checkpoints.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ HALVES = (0.5, 0.5, 0.5)
 
 
 def with_cfg(network: Any, num_classes: int, origin: str, **recorded: Any) -> nn.Module:
-    """`network` with a record of its input, and where its weights come from."""
+    """`network` with a record of its input and of the origin of its weights."""
     network.pretrained_cfg = {
         "input_size": (3, 32, 32),
         "num_classes": num_classes,
@@ -33,7 +33,7 @@ def with_cfg(network: Any, num_classes: int, origin: str, **recorded: Any) -> nn
 
 
 def vit_base(num_classes: int) -> nn.Module:
-    """ViT-B/16 for 384 pixels with a head for CIFAR; images are enlarged to 384 in front of it."""
+    """ViT-B/16 for 384 pixels with a head for CIFAR; its input images are enlarged to 384."""
     network: Any = timm.create_model(VIT, num_classes=num_classes)
     cfg = network.pretrained_cfg
     recorded = {k: cfg[k] for k in ("mean", "std", "input_size", "architecture", "classifier")}
@@ -56,7 +56,7 @@ def cifar100_vit_base() -> nn.Module:
 
 
 class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each behind BatchNorm and ReLU (Zagoruyko & Komodakis, 2016)."""
+    """Two 3x3 convolutions, each after BatchNorm and ReLU (Zagoruyko & Komodakis, 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class WideBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels to width; a shortcut that changes them starts behind the first activation."""
+        """Channels to width; a shortcut with convolution starts after the first activation."""
         active = relu(self.bn1(x))
         residual = self.conv2(relu(self.bn2(self.conv1(active))))
         return residual + (x if self.convShortcut is None else self.convShortcut(active))
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-factor of CIFAR: three groups of (depth - 4) / 6 blocks, pooling, a linear map."""
+    """WRN-depth-factor for CIFAR: three groups of (depth - 4) / 6 blocks, pooling, linear layer."""
 
     def __init__(self, depth: int, factor: int, num_classes: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class NeXtBlock(nn.Module):
 
 
 class CifarResNeXt(nn.Module):
-    """ResNeXt-29 of CIFAR, as AugMix has it: 4 groups of base width 32, three stages of three."""
+    """ResNeXt-29 for CIFAR as in AugMix: 4 groups of base width 32, three stages of 3 blocks."""
 
     def __init__(self, num_classes: int, groups: int = 4, base: int = 32) -> None:
         super().__init__()
@@ -157,13 +157,13 @@ class CifarResNeXt(nn.Module):
 
 
 def initialise(network: nn.Module) -> None:
-    """Draw the convolutions for ReLU (He et al., 2015), for those who train from scratch."""
+    """Initialise the convolutions for ReLU (He et al., 2015), for training from scratch."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-# -- RobustBench's entries
+# -- RobustBench's models
 
 
 def augmix(network: nn.Module, num_classes: int, name: str) -> nn.Module:

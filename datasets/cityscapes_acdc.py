@@ -1,9 +1,9 @@
 """Cityscapes → ACDC (Sakaridis et al., 2021): street scenes in fog, at night, in rain and snow.
 
-The protocol of CoTTA's SegFormer code, which later work follows: the 400 training images of each
-condition in the order of their paths, one by one, at 960x540, scored against labels of 1920x1080.
+The protocol of CoTTA's SegFormer code, used in later work as well: the 400 training images of each
+condition in the order of their paths, one by one, at 960x540, scored with labels of 1920x1080.
 
-Layout, under ROOT or under ROOT/ACDC and ROOT/cityscapes, as unpacked:
+Layout as unpacked, under ROOT or under ROOT/ACDC and ROOT/cityscapes:
 rgb_anon/COND/SPLIT/SEQUENCE/*_rgb_anon.png, gt/COND/SPLIT/SEQUENCE/*_gt_labelTrainIds.png;
 leftImg8bit/SPLIT/CITY/*_leftImg8bit.png, gtFine/SPLIT/CITY/*_gtFine_label{Train,}Ids.png.
 """
@@ -37,15 +37,17 @@ ACDC_SIZE, CITYSCAPES_SIZE = (1080, 1920), (1024, 2048)
 class StreetSettings(SegmentationSettings):
     """Settings of cityscapes_acdc."""
 
-    rounds: int = Field(3, ge=1, description="times the four conditions are seen; CoTTA has 10")
+    rounds: int = Field(
+        3, ge=1, description="times that the four conditions are repeated; CoTTA uses 10"
+    )
     split: Literal["train", "val"] = Field(
-        "train", description="images of ACDC: 400 a condition, or some 100"
+        "train", description="split of ACDC: 400 images per condition, or about 100"
     )
     scale: tuple[int, int] = Field(
-        SCALE, description="height and width that images are resized to fit; labels keep theirs"
+        SCALE, description="height and width that images are resized to fit; labels keep their size"
     )
     images: Literal["all"] | Path = Field(
-        "all", description="all of the split, or the path of a list of COND/SPLIT/SEQUENCE/FILE"
+        "all", description="all images of the split, or a file that lists COND/SPLIT/SEQUENCE/FILE"
     )
 
     @field_validator("scale")
@@ -57,7 +59,7 @@ class StreetSettings(SegmentationSettings):
 
     @field_serializer("images")
     def _content_of_a_list(self, value: Literal["all"] | Path) -> str:
-        """A list is what it says, wherever it lies: its hash is part of a cell's identity."""
+        """The hash of a list's content, not its path, is part of a cell's identity."""
         if isinstance(value, str):
             return value
         content = "\n".join(_lines(value))
@@ -96,13 +98,13 @@ class CityscapesACDC(Benchmark):
         return (*(condition + REFERENCE for condition in CONDITIONS), CLEAN)
 
     def unknown_folders(self) -> list[str]:
-        """Folders beside the conditions."""
+        """Folders that are not a condition."""
         folder = self._place("rgb_anon")
         return [n for n in subfolders(folder) if n not in CONDITIONS] if folder.is_dir() else []
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
-        """What distinguishes the images from those of the protocol, None if nothing does."""
+        """How the images differ from those of the protocol; None if they do not."""
         chosen, notes = self.settings, [provenance(self._place("rgb_anon"))]
         if chosen.split != "train":
             notes.append(f"the {chosen.split} split of ACDC instead of its training images")
@@ -113,12 +115,12 @@ class CityscapesACDC(Benchmark):
         return "; ".join(filter(None, notes)) or None
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The images of a condition with their maps. Raises DataError if some are missing."""
+        """The images of a condition with label maps. Raises DataError if some are missing."""
         return self._domains(name)
 
     @functools.cached_property
     def _domains(self) -> Callable[[str], StreetFiles]:
-        return functools.cache(self._found)  # a run asks several times
+        return functools.cache(self._found)  # a run needs it several times
 
     def _found(self, name: str) -> StreetFiles:
         if name == CLEAN:
@@ -132,7 +134,7 @@ class CityscapesACDC(Benchmark):
         return self._paired(images, names, suffix, maps, map_suffix, self.settings.scale)
 
     def _listed(self, folder: Path, inside: str, suffix: str) -> list[str]:
-        """Names of a domain's images: all, sorted by path, or those of the list in its order."""
+        """Names of a domain's images: all, sorted by path, or those of a list in its order."""
         there = listed(folder, suffix) if folder.is_dir() else []
         if not there:
             raise DataError(f"no images *{suffix} in {folder}; {self._how()}")
@@ -143,13 +145,13 @@ class CityscapesACDC(Benchmark):
         absent = sorted(set(names) - set(there))
         if absent or not names:
             what = f"{absent[0]}, which {folder} lacks" if absent else f"no image of {inside}/"
-            raise DataError(f"{self.settings.images}: names {what}.")
+            raise DataError(f"{self.settings.images}: lists {what}.")
         return names
 
     def _paired(
         self, images: Path, names: list[str], suffix: str, maps: Path, map_suffix: str, box: Size
     ) -> StreetFiles:
-        """Images with the label maps of the same names. Raises DataError for the first missing."""
+        """Images with the label maps of the same names. Raises DataError for a missing map."""
         map_names = [name.removesuffix(suffix) + map_suffix for name in names]
         there = set(listed(maps, map_suffix)) if maps.is_dir() else set()
         absent = next((name for name in map_names if name not in there), None)
@@ -164,14 +166,14 @@ class CityscapesACDC(Benchmark):
         names = listed(images, suffix) if images.is_dir() else []
         if not names:
             raise DataError(f"no images *{suffix} in {images}; {self._how('cityscapes')}")
-        # Train ids stand there only where cityscapesScripts have made them.
+        # Train ids exist only if cityscapesScripts have made them.
         made = "_gtFine_labelTrainIds.png"
         kind = made if maps.is_dir() and listed(maps, made) else "_gtFine_labelIds.png"
         return self._paired(images, names, suffix, maps, kind, self._source_box)
 
     @property
     def _source_box(self) -> Size:
-        """The size at which Cityscapes is shown as large as ACDC is: 512x1024 beside 540x960."""
+        """The size of Cityscapes' images at the same scale as ACDC's: 512x1024 for 540x960."""
         sides = zip(CITYSCAPES_SIZE, self.settings.scale, ACDC_SIZE, strict=True)
         height, width = (round(full * scale / acdc) for full, scale, acdc in sides)
         return height, width
@@ -186,7 +188,7 @@ class CityscapesACDC(Benchmark):
         return StreetImages(folder, listed(folder, "_leftImg8bit.png"), self._source_box)
 
     def source(self) -> ImageSet | None:
-        """Cityscapes' training images if they are there, with label maps if those are, too."""
+        """Cityscapes' training images, with label maps if they exist; None without images."""
         return self._source
 
     def source_location(self) -> str:
@@ -194,11 +196,11 @@ class CityscapesACDC(Benchmark):
         return f"{self._place('leftImg8bit') / 'train'} and {self._place('gtFine') / 'train'}"
 
     def source_settings(self) -> dict[str, Any]:
-        """The scale alone: split and list choose images of ACDC."""
+        """Only the scale: split and list select images of ACDC."""
         return {"scale": list(self.settings.scale)}
 
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet | None]:
-        """Cityscapes with labels: to train on, and to test on if the validation images are there.
+        """Cityscapes with labels: training images, and validation images if they are there.
 
         Raises DataError if they are missing.
         """
@@ -208,9 +210,9 @@ class CityscapesACDC(Benchmark):
         return train, at._cityscapes("val") if has_test else None
 
     def problems(self) -> list[str]:
-        """What is missing of the domains that the stream reads."""
+        """Missing data of the domains that the stream reads."""
         if self.decoded_cache is not None:
-            return ["keeps no decoded images; leave --cache-decoded out."]
+            return ["does not cache decoded images; leave out --cache-decoded."]
         found = []
         for name in self.chosen_domains():
             try:
@@ -220,7 +222,7 @@ class CityscapesACDC(Benchmark):
         return found
 
     def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
-        """Read every label map of the stream: a wrong one ends the run before it begins."""
+        """Read every label map of the stream: a wrong one stops the run before its start."""
         for name in self.chosen_domains():
             images = self._domains(name)
             count = min(self.settings.examples or len(images.names), len(images.names))
@@ -230,7 +232,7 @@ class CityscapesACDC(Benchmark):
                 report(f"reading label maps of {name}", number + 1, count)
 
     def _place(self, name: str) -> Path:
-        """ROOT/`name`, or where it lies in a folder of its data set under ROOT."""
+        """ROOT/`name`, or `name` in the folder of its data set under ROOT."""
         root = data_root(self.root)
         sets = (
             ("cityscapes", "Cityscapes") if name in ("leftImg8bit", "gtFine") else ("ACDC", "acdc")
@@ -248,17 +250,17 @@ def _try_map(images: StreetFiles, number: int) -> bool:
 
 
 def _words(size: Size) -> str:
-    """Width and height, as the field writes it: `960x540`."""
+    """Width and height, as usually written: `960x540`."""
     return f"{size[1]}x{size[0]}"
 
 
 def _lines(file: Path) -> list[str]:
-    """The images of a list. Raises DataError for a file that is missing, empty or no text."""
+    """The images of a list. Raises DataError for a file that is missing, empty or not text."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{file}: no such text file of lines COND/SPLIT/SEQUENCE/FILE.") from None
     names = [line.removeprefix("rgb_anon/") for line in lines if line]
     if not names or len(set(names)) < len(names):
-        raise DataError(f"{file}: names {'an image twice' if names else 'no images'}.")
+        raise DataError(f"{file}: lists {'an image twice' if names else 'no images'}.")
     return names

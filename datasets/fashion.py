@@ -1,8 +1,8 @@
-"""fashion_c: Fashion-MNIST under the corruptions of Hendrycks and Dietterich, all in the package.
+"""fashion_c: Fashion-MNIST with the corruptions of Hendrycks and Dietterich, all in the package.
 
-2,000 test images (200 a class, the first of the test set) and 1,000 source images (100 a class, of
-the training set), grey 28x28, zero-padded to 32x32. Corruptions have the CIFAR parameters and are
-made once per image, deterministically, into the cache. Images: Zalando SE, MIT licence.
+2,000 test images (the first 200 per class of the test set) and 1,000 source images (100 per class
+of the training set), grey 28x28, zero-padded to 32x32. Corruptions have the CIFAR parameters, are
+deterministic per image, and are made once and cached. Images: Zalando SE, MIT licence.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,13 @@ DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
 
 
 class FashionSettings(CorruptionSettings):
-    """Settings of fashion_c: by default batches of 50 and an order that the seed shuffles."""
+    """Settings of fashion_c: by default batches of 50, shuffled by the seed."""
 
-    batch_size: int = Field(50, ge=1, description="images a batch")
-    order: ImageOrder = Field("shuffled", description="order inside a domain")
+    batch_size: int = Field(50, ge=1, description="images per batch")
+    order: ImageOrder = Field("shuffled", description="order within a domain")
     parameters: Literal["cifar", "imagenet"] = Field(
-        "cifar", description="table of the corruptions' strengths; imagenet's is far harsher here"
+        "cifar",
+        description="table of the corruptions' parameters; imagenet's are far stronger here",
     )
 
 
@@ -73,7 +74,7 @@ class FashionC(Benchmark):
     provenance = f"self-made corruptions (version {VERSION})"
 
     def domain_names(self) -> tuple[str, ...]:
-        """The 15 corruptions in the field's order."""
+        """The 15 corruptions in their usual order."""
         return CORRUPTIONS
 
     def extra_domains(self) -> tuple[str, ...]:
@@ -81,7 +82,7 @@ class FashionC(Benchmark):
         return (*HOLD_OUT, CLEAN)
 
     def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
-        """Make the corrupted images that the stream needs and the cache lacks."""
+        """Make the corrupted images that the stream needs and that are not in the cache."""
         wanted = [(name, severity) for name, severity in self.needed() if name != CLEAN]
         count = min(self.settings.examples or 2000, 2000)
         self._cache().make(
@@ -92,7 +93,7 @@ class FashionC(Benchmark):
         )
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The test images under one corruption, in stored order."""
+        """The test images with one corruption, in stored order."""
         images, labels = read("test")
         if name == CLEAN:
             return ArrayImages(images, labels)
@@ -105,15 +106,15 @@ class FashionC(Benchmark):
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
         """All 60,000 training and 10,000 test images, from the idx files of `folder`.
 
-        Without it they are looked for in DATA_ROOT/fashion-mnist and where Debian's package
-        dataset-fashion-mnist puts them.
+        By default they are searched in DATA_ROOT/fashion-mnist and in the folder of Debian's
+        package dataset-fashion-mnist.
         """
         places = [folder] if folder else [self.cache_folder() / "fashion-mnist", DEBIAN_PACKAGE]
         found = next((place for place in places if place.is_dir()), None)
         if found is None:
             raise DataError(
                 f"{self.name}: no folder {places[0]} with Fashion-MNIST's four idx files; give it "
-                "with --train-data FOLDER (torchvision's FashionMNIST/raw will do)."
+                "with --train-data FOLDER (torchvision's FashionMNIST/raw works)."
             )
         train, test = (read_split(found, split) for split in ("train", "test"))
         return ArrayImages(padded(train[0]), train[1]), ArrayImages(padded(test[0]), test[1])

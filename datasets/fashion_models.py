@@ -1,8 +1,8 @@
 """The embedded source models: a small ViT and a small BatchNorm CNN trained on Fashion-MNIST.
 
 `ctta-bench train-source fashion_c` makes the weights, by the recipes in `recipes.yaml`;
-`embedded/CARD.md` tells how well. Both take float images [n, 3, 32, 32] in [0, 1] after
-normalisation with `MEAN` and `STD`.
+`embedded/CARD.md` lists their accuracy. Both take float images [n, 3, 32, 32] in [0, 1], normalised
+with `MEAN` and `STD`.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ MEAN = STD = (0.5, 0.5, 0.5)
 
 
 def with_cfg(network: Any, file: str) -> nn.Module:
-    """`network` with what timm keeps about a checkpoint: input size, normalisation, file."""
+    """`network` with timm's record of a checkpoint: input size, normalisation, file."""
     network.pretrained_cfg = {
         "file": str(EMBEDDED / file),
         "mean": MEAN,
@@ -36,7 +36,7 @@ def with_cfg(network: Any, file: str) -> nn.Module:
 class ConvStem(PatchEmbed):
     """Patch embedding by two 3x3 convolutions of stride 2 (Xiao et al., 2021, arXiv:2106.14881).
 
-    A transformer of this size learns little from 60,000 images with a plain one.
+    With a plain patch embedding, a transformer of this size learns little from 60,000 images.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -1,9 +1,9 @@
-"""fashion_rotation: the embedded images under another label set, how far each has been turned.
+"""fashion_rotation: the embedded images with another label set, their rotation.
 
-Every image stands at 0, 90, 180 and 270 degrees and is labelled by its quarter turns, so the label
-is independent of the ten classes to the last image (the task of Gidaris et al. 2018,
-arXiv:1803.07728). A model of the classes knows nothing of it: fine-tuning on it is a semantic
-shift, as CIFAR-100 is for a model of ImageNet.
+Every image is shown at 0, 90, 180 and 270 degrees and labelled by its quarter turns, so the label
+is exactly independent of the ten classes (the task of Gidaris et al. 2018, arXiv:1803.07728). A
+model of the ten classes was not trained for it: fine-tuning on it is a semantic shift, as
+fine-tuning on CIFAR-100 is for a model of ImageNet.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ TURNS = 4
 class RotationSettings(StreamSettings):
     """Settings of fashion_rotation."""
 
-    batch_size: int = Field(50, ge=1, description="images a batch")
-    order: ImageOrder = Field("shuffled", description="order inside the domain")
+    batch_size: int = Field(50, ge=1, description="images per batch")
+    order: ImageOrder = Field("shuffled", description="order within the domain")
 
 
 @BENCHMARKS.register_module("fashion_rotation")
 class FashionRotation(Benchmark):
-    """Quarter turns of Fashion-MNIST, embedded: another label set, for fine-tuning alone."""
+    """Quarter turns of Fashion-MNIST, embedded: another label set, only for fine-tuning."""
 
     Settings = RotationSettings
     name = "fashion_rotation"
@@ -51,7 +51,7 @@ class FashionRotation(Benchmark):
 
 
 def turned(images: np.ndarray, _: np.ndarray) -> ArrayImages:
-    """Image i [h, w] of n at turn t as number 4 i + t, labelled t: the first ones are balanced."""
+    """Image i [h, w] at turn t is number 4 i + t with label t, so the first images are balanced."""
     views = np.stack([np.rot90(images, turn, axes=(1, 2)) for turn in range(TURNS)], axis=1)
     labels = np.tile(np.arange(TURNS, dtype=np.int64), len(images))
     return ArrayImages(views.reshape(-1, *images.shape[1:]), labels)

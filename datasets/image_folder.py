@@ -1,8 +1,8 @@
-"""image_folder: any folder of the layout ROOT/DOMAIN/CLASS/IMAGE as a benchmark.
+"""image_folder: any folder with the layout ROOT/DOMAIN/CLASS/IMAGE as a benchmark.
 
-Domains and classes are the sorted names of the folders, images are taken in the order of their
-sorted relative paths; the file system's listing plays no part. A domain called `source`, if there
-is one, is the source set. Symbolic links are followed.
+Domains and classes are the sorted names of the folders, images are sorted by relative path; the
+order of the file system's listing has no effect. A folder `source` in place of a domain holds the
+source data. Symbolic links are followed.
 """
 
 from collections.abc import Callable
@@ -42,17 +42,17 @@ class ImageFolder(Benchmark):
         return len(self._classes())
 
     def problems(self) -> list[str]:
-        """A missing root, or a root without domains and classes."""
+        """A missing root, or a root without domains or classes."""
         if self.root is None:
             return ["needs a folder ROOT/DOMAIN/CLASS/IMAGE; give it with --data-root ROOT."]
         if not self.root.is_dir():
-            return [f"no folder {self.root}; give the right one with --data-root ROOT."]
+            return [f"no folder {self.root}; give another one with --data-root ROOT."]
         if not self.domain_names() or not self._classes():
             return [f"{self.root} holds no DOMAIN/CLASS folders; give --data-root ROOT."]
         return []
 
     def domain_names(self) -> tuple[str, ...]:
-        """All folders of the root but `source`."""
+        """All folders of the root except `source`."""
         if self.root is None or not self.root.is_dir():
             raise DataError(f"{self.name}: {self.problems()[0]}")
         return tuple(n for n in subfolders(self.root) if n != SOURCE)
@@ -76,19 +76,19 @@ class ImageFolder(Benchmark):
         return DecodedImages(found.cut(self.settings.examples or len(names)), self.decoded_cache)
 
     def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
-        """Decode into the cache, if there is one."""
+        """Decode the images into the cache, if there is one."""
         for name in self.chosen_domains() if self.decoded_cache is not None else ():
             images = self.domain(name)
             assert isinstance(images, DecodedImages)
             images.fill(partial(report, f"decoding {name}"), workers)
 
     def source(self) -> ImageSet | None:
-        """The domain called `source`, if there is one."""
+        """The images of the folder `source`; None if it does not exist."""
         assert self.root is not None
         return self.domain(SOURCE) if (self.root / SOURCE).is_dir() else None
 
     def source_location(self) -> str:
-        """The folder of the domain called `source`."""
+        """The folder `source`."""
         return f"the folder {self.root / SOURCE}, of CLASS/IMAGE" if self.root else ""
 
     def _classes(self) -> list[str]:

@@ -1,8 +1,8 @@
 """ImageNet-C (Hendrycks and Dietterich, 2019) and ImageNet-3DCC (Kar et al., 2022).
 
 Layout: ROOT/ImageNet-C/CORRUPTION/SEVERITY/SYNSET/ILSVRC2012_val_XXXXXXXX.JPEG, 50,000 images of
-224x224 a severity, as published; ROOT/ImageNet-3DCC likewise. Streamed are RobustBench's 5,000 of
-them in the order of its list, as in the published tables, or all 50,000 in the order of their
+224x224 per severity, as published; ROOT/ImageNet-3DCC likewise. A stream has RobustBench's 5,000
+images in the order of its list, as in the published tables, or all 50,000 in the order of their
 numbers (`images=all`).
 """
 
@@ -43,12 +43,12 @@ class ImageNetCSettings(FileSettings, CorruptionSettings):
     """Settings of ImageNet-C and -3DCC."""
 
     images: Literal["list", "all"] | Path = Field(
-        "list", description="RobustBench's 5,000, all, or the path of a list of SYNSET/FILE"
+        "list", description="list: RobustBench's 5,000; all; or a file that lists SYNSET/FILE"
     )
 
     @field_serializer("images")
     def _content_of_a_list(self, value: Literal["list", "all"] | Path) -> str:
-        """A list is what it says, wherever it lies: its hash is part of a cell's identity."""
+        """The hash of a list's content, not its path, is part of a cell's identity."""
         if isinstance(value, str):
             return value
         content = "\n".join(read_list(value))
@@ -56,7 +56,7 @@ class ImageNetCSettings(FileSettings, CorruptionSettings):
 
 
 class CorruptionFolders(FileBenchmark):
-    """Base of benchmarks of the layout ROOT/`folder`/CORRUPTION/SEVERITY/SYNSET/FILE."""
+    """Base of benchmarks with the layout ROOT/`folder`/CORRUPTION/SEVERITY/SYNSET/FILE."""
 
     Settings = ImageNetCSettings
     num_classes = 1000
@@ -66,33 +66,35 @@ class CorruptionFolders(FileBenchmark):
     hold_out: tuple[str, ...] = ()
 
     def domain_names(self) -> tuple[str, ...]:
-        """The corruptions in the field's order."""
+        """The corruptions in their usual order."""
         return self.corruptions
 
     def extra_domains(self) -> tuple[str, ...]:
-        """Corruptions of the archive that are no part of the mean, and clean validation images."""
+        """Hold-out corruptions, which no mean includes, and the clean validation images."""
         return (*self.hold_out, CLEAN)
 
     def unknown_folders(self) -> list[str]:
-        """Folders beside the corruptions."""
+        """Folders that are not a corruption."""
         known = {*self.corruptions, *self.hold_out}
         return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
 
     def missing(self) -> str:
-        """The sentence for a set that is not there at all."""
+        """The message if the whole set is missing."""
         return (
             f"no folder {self.home}; expected is {self.folder}/CORRUPTION/SEVERITY/SYNSET/FILE. "
             + how_to_get(self.name, data_root(self.root))
         )
 
     def files(self, name: str, severity: int) -> FileImages:
-        """The images of a corruption that `images` names, in its order."""
+        """The images of a corruption that the setting `images` selects, in its order."""
         root = data_root(self.root)
         if name == CLEAN:
             folder, geometry = root / CLEAN_FOLDER / "val", self.cropped
         else:
             folder = self.home / name / str(severity)
-            geometry = Geometry(self.settings.crop)  # published at this size: another is an error
+            geometry = Geometry(
+                self.settings.crop
+            )  # published in this size; another size is an error
         if not folder.is_dir():
             raise DataError(f"no folder {folder}; {how_to_get(self.name, root)}")
         if name == CLEAN and (classes := flat_classes(folder)) is not None:
@@ -109,7 +111,7 @@ class CorruptionFolders(FileBenchmark):
                 return listed_files(folder, read_list(file), str(file), geometry)
 
     def _of_flat(self, folder: Path, classes: dict[str, str], geometry: Geometry) -> FileImages:
-        """The same of a folder without synset folders, whose images' classes are known."""
+        """The same for a folder without synset folders, given the classes of its images."""
         match self.settings.images:
             case "list" if len(classes) < len(read_list(ROBUSTBENCH)):
                 self.notes.add(SMALL)
@@ -148,7 +150,7 @@ class ImageNetC(CorruptionFolders):
 
 @BENCHMARKS.register_module("imagenet_3dcc")
 class ImageNet3DCC(CorruptionFolders):
-    """ImageNet-3DCC: 12 corruptions that know the scene's depth, at 5 severities."""
+    """ImageNet-3DCC: 12 corruptions that use the depth of the scene, at 5 severities."""
 
     name = "imagenet_3dcc"
     display_name = "ImageNet-3DCC"

@@ -1,9 +1,9 @@
-"""ImageNet-R, -A, -Sketch and -V2: other pictures of ImageNet's classes, one domain each.
+"""ImageNet-R, -A, -Sketch and -V2: other images of ImageNet's classes, one domain each.
 
 Layout: ROOT/imagenet-r/SYNSET/*.jpg, ROOT/imagenet-a/SYNSET/*.jpg, ROOT/ImageNet-Sketch/sketch/
 SYNSET/*.JPEG, ROOT/imagenet-v2/imagenetv2-matched-frequency-format-val/CLASS/*.jpeg, where CLASS is
-a number from 0 to 999. Images have any size: the shorter side is resized, the centre cut out. Files
-are sorted by class, so the seed shuffles them by default.
+a number from 0 to 999. Images have any size: the shorter side is resized, then the centre is
+cropped. Files are sorted by class, so by default the seed shuffles them.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ class VariantSettings(FileSettings):
     """Settings of the ImageNet variants: shuffled by default."""
 
     order: ImageOrder = Field(
-        "shuffled", description="inside a domain: by class and name, or shuffled by the seed"
+        "shuffled", description="within a domain: file (by class and name), or shuffled by the seed"
     )
 
 
@@ -33,7 +33,7 @@ class Variant(FileBenchmark):
 
     Settings = VariantSettings
     num_classes = 1000
-    num_logits = 1000  # of the model, before it is cut to the set's classes
+    num_logits = 1000  # of the model, before it is restricted to the set's classes
     default_model = VIT_B_16
 
     def domain_names(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class Variant(FileBenchmark):
         return (self.name,)
 
     def missing(self) -> str:
-        """The sentence for a set that is not there."""
+        """The message if the set is missing."""
         return f"no folder {self.home}. {how_to_get(self.name, data_root(self.root))}"
 
     def files(self, name: str, severity: int) -> FileImages:
@@ -50,7 +50,7 @@ class Variant(FileBenchmark):
 
     @classmethod
     def model_classes(cls) -> tuple[int, ...] | None:
-        """The set's classes among ImageNet's 1,000, if they are fewer."""
+        """Positions of the set's classes among ImageNet's 1,000; None for all 1,000."""
         return positions(cls.classes) if cls.num_classes < cls.num_logits else None
 
 
@@ -70,7 +70,7 @@ class ImageNetR(Variant):
 
 @BENCHMARKS.register_module("imagenet_a")
 class ImageNetA(Variant):
-    """ImageNet-A: 7,500 photographs of 200 classes that ResNet-50 gets wrong."""
+    """ImageNet-A: 7,500 photographs of 200 classes that ResNet-50 misclassifies."""
 
     name = "imagenet_a"
     display_name = "ImageNet-A"
@@ -106,13 +106,13 @@ class ImageNetV2(Variant):
     folder = "imagenet-v2/imagenetv2-matched-frequency-format-val"
 
     def files(self, name: str, severity: int) -> FileImages:
-        """All images, sorted by class number (as names, 100 would come before 2) and file."""
+        """All images, sorted by class number (not as text: 100 comes after 2) and file."""
         numbers = subfolders(self.home)
-        strange = [n for n in numbers if not (n.isascii() and n.isdigit() and int(n) < 1000)]
-        if strange:
+        unknown = [n for n in numbers if not (n.isascii() and n.isdigit() and int(n) < 1000)]
+        if unknown:
             raise DataError(
-                f"{self.home}: the folder {strange[0]!r} is no class number from 0 to 999; rename "
-                "or move it."
+                f"{self.home}: the folder {unknown[0]!r} is not a class number from 0 to 999; "
+                "rename or move it."
             )
         names: list[str] = []
         labels: list[int] = []

@@ -1,7 +1,7 @@
 """SegFormer B0 to B5 with a decode head for Cityscapes' 19 classes.
 
-None of their weights are in the package; docs/models.md tells where they come from. The extra
-[seg] brings mmsegmentation, which defines them.
+The package contains none of their weights; docs/models.md lists where they come from. The extra
+[seg] installs mmsegmentation, which defines the networks.
 """
 
 from torch import nn

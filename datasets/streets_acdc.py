@@ -1,8 +1,8 @@
-"""streets_acdc: street scenes made on the fly, in the shape of Cityscapes -> ACDC; no download.
+"""streets_acdc: street scenes made on the fly, in the form of Cityscapes -> ACDC; no download.
 
-The source is clear weather; the domains are ACDC's conditions in its order. Every image is another
-scene. It depends on its domain and number alone: not on seeds of runs, workers, or what was read
-before. Classes are Cityscapes' 19, of which trains and motorcycles never occur.
+The source domain is clear weather; the domains are ACDC's conditions in its order. Every image is a
+different scene. It depends only on its domain and number, not on the seed of a run, on workers or
+on earlier reads. Classes are Cityscapes' 19, of which train and motorcycle never occur.
 """
 
 from pathlib import Path
@@ -23,28 +23,28 @@ from ctta_bench.stream import CLEAN, Benchmark, ImageSet, SegmentationSettings
 
 # First number of a scene's seed: no two sets share a scene.
 SETS = {"train": 1, CLEAN: 2, "fog": 3, "night": 4, "rain": 5, "snow": 6, "dusk": 7, "dust": 8}
-SCALE = (128, 256)  # height and width of images; label maps have twice as much
-IMAGES = 400  # a domain, as ACDC's training split has
+SCALE = (128, 256)  # height and width of images; label maps are twice as large
+IMAGES = 400  # per domain, as in ACDC's training split
 CLEAN_IMAGES, SOURCE_IMAGES, TRAINING_IMAGES = 200, 500, 3000
 
 
 class StreetsSettings(SegmentationSettings):
-    """Settings of streets_acdc: a fourth of the images, unless more are asked for."""
+    """Settings of streets_acdc: by default a fourth of the images."""
 
     examples: int | None = Field(
-        100, ge=1, le=IMAGES, description="images a domain, the first ones; null: all 400"
+        100, ge=1, le=IMAGES, description="images per domain, the first ones; null: all 400"
     )
 
 
 class Streets:
-    """The first `count` scenes of a set under its weather; label maps of twice the images' size."""
+    """The first `count` scenes of a set in its weather; label maps have twice the images' size."""
 
     def __init__(self, name: str, count: int) -> None:
         self.name, self.count = name, count
 
     @property
     def labels(self) -> np.ndarray:
-        """Zeros int64 [n]: no class belongs to a whole image."""
+        """Zeros int64 [n]: an image has no single class."""
         return np.zeros(self.count, np.int64)
 
     def load(self, index: np.ndarray) -> Tensor:
@@ -67,14 +67,14 @@ class Streets:
 
 
 class CachedStreets(Streets):
-    """Scenes that are made once and then kept (0.13 MB each), with label maps of the images' size.
+    """Scenes that are made once and cached (0.13 MB each); label maps have the images' size.
 
-    For training, which sees them epoch by epoch.
+    For training, which reads them in every epoch.
     """
 
     def __init__(self, name: str, count: int) -> None:
         super().__init__(name, count)
-        self.kept: dict[int, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+        self.cached: dict[int, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
 
     def load(self, index: np.ndarray) -> Tensor:
         """uint8 [k, 3, 128, 256]."""
@@ -86,23 +86,23 @@ class CachedStreets(Streets):
         return torch.from_numpy(np.stack([self._pair(n)[1] for n in np.asarray(index).tolist()]))
 
     def _pair(self, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if number not in self.kept:
+        if number not in self.cached:
             scene = make_scene((SETS[self.name], number))
-            self.kept[number] = (self._image(number, scene), scene.small)
-        return self.kept[number]
+            self.cached[number] = (self._image(number, scene), scene.small)
+        return self.cached[number]
 
 
 _latest: dict[tuple[str, int], Scene] = {}
-KEPT = 64  # scenes: an image and its labels are asked for one after the other
+LATEST = 64  # cached scenes, since an image and its labels are read one after the other
 
 
 def scene_of(name: str, number: int) -> Scene:
-    """Scene `number` of a set; the latest ones are kept, since both its views are wanted."""
+    """Scene `number` of a set; the latest scenes are cached for images and label maps."""
     key = (name, number)
     found = _latest.get(key)
     if found is None:
         found = make_scene((SETS[name], number))
-        if len(_latest) >= KEPT:
+        if len(_latest) >= LATEST:
             _latest.pop(next(iter(_latest)))
         _latest[key] = found
     return found
@@ -128,7 +128,7 @@ class StreetsACDC(Benchmark):
     provenance = f"procedural scenes and weather (version {Benchmark.version}), no photographs"
 
     def facts(self) -> dict[str, Any]:
-        """Beside what every segmentation benchmark tells, the images' one size."""
+        """The facts of a segmentation benchmark, and the size of all images."""
         return super().facts() | {"scale": list(SCALE)}
 
     def domain_names(self) -> tuple[str, ...]:
@@ -136,11 +136,11 @@ class StreetsACDC(Benchmark):
         return tuple(WEATHER)
 
     def extra_domains(self) -> tuple[str, ...]:
-        """Clear weather, as the source model knows it, in other scenes; and what is held out."""
+        """Clear weather, as in the source data, with other scenes; and the hold-out domains."""
         return (CLEAN, *HELD_OUT)
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """400 scenes in one weather or light; 200 clean ones."""
+        """400 scenes in one weather or light; 200 clean scenes."""
         return Streets(name, CLEAN_IMAGES if name == CLEAN else IMAGES)
 
     def source(self) -> ImageSet:
@@ -148,7 +148,9 @@ class StreetsACDC(Benchmark):
         return Streets("train", SOURCE_IMAGES)
 
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
-        """3,000 clear scenes, with labels of the images' size, and the clean ones to test on."""
+        """3,000 clear scenes with labels of the images' size, and the clean scenes to test on."""
         if folder is not None:
-            raise DataError(f"{self.name}: its scenes are made, not read: leave --train-data out.")
+            raise DataError(
+                f"{self.name}: its scenes are generated, not read: leave out --train-data."
+            )
         return CachedStreets("train", TRAINING_IMAGES), self.domain(CLEAN)

@@ -1,8 +1,8 @@
 """The embedded segmentation model: a SegFormer-B0 trained on the clear scenes of streets_acdc.
 
 `ctta-bench train-source streets_acdc` makes the weights, by its recipe in `recipes.yaml`;
-`embedded/streets_segformer.md` tells how well. The extra [seg] brings mmsegmentation, which defines
-SegFormer's layers.
+`embedded/streets_segformer.md` lists its mIoU. The extra [seg] installs mmsegmentation, which
+defines SegFormer's layers.
 """
 
 from pathlib import Path

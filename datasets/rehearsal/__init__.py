@@ -1,4 +1,4 @@
-"""Small sets in the layout of real benchmarks, made from the embedded images."""
+"""Small sets in the layout of published benchmarks, made from the embedded images."""
 
 from ctta_bench.names import late
 

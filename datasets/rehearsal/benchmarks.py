@@ -1,7 +1,8 @@
-"""Rehearsals: small sets in the true layout of a benchmark, made from the embedded images.
+"""Rehearsals: small sets in the layout of a published benchmark, made from the embedded images.
 
-Folder names, file names, formats and shapes are the true ones, so that readers, settings and whole
-experiments run before anything is downloaded; the images are Fashion-MNIST, few of them.
+Folder names, file names, formats and shapes are those of the published sets, so that readers,
+settings and whole experiments can be tried before a download. The images are a few of
+Fashion-MNIST.
 """
 
 import shutil
@@ -38,8 +39,8 @@ from ctta_bench.errors import ConfigError
 CORRUPTED = ("imagenet_c", "cifar10_c", "cifar100_c", "imagenet_3dcc")
 LAYOUTS = (*CORRUPTED, *VARIANTS, "ccc", STREETS)
 EMBEDDED = Path(__file__).parents[1] / "embedded"
-IMAGES = 10  # of each corruption and severity
-TRAINING = 30  # images of the source set
+IMAGES = 10  # per corruption and severity
+TRAINING = 30  # source images
 
 
 def rehearse(
@@ -52,13 +53,16 @@ def rehearse(
 ) -> list[Path]:
     """Make the rehearsal of a benchmark under `root`; returns its folders.
 
-    images: per corruption and severity, 1 to 2,000. Interrupted, the next call goes on. Raises
-    ConfigError for an unknown layout, DataError where other data is in the way.
+    images: per corruption and severity, 1 to 2,000. After an interruption the next call resumes.
+
+    Example: `rehearse("cifar10_c", Path("rehearsal"), images=20)`
+
+    Raises ConfigError for an unknown layout, DataError if other data are in the way.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"--layout {layout!r}: choose {', '.join(LAYOUTS)}.")
     if not 1 <= images <= 2000:
-        raise ConfigError(f"--images {images}: the package holds 1 to 2000.")
+        raise ConfigError(f"--images {images}: give a number from 1 to 2000.")
     if layout == STREETS:
         return write_streets(root, images, report)
     if layout not in CORRUPTED:
@@ -77,7 +81,7 @@ def embedded(split: str, count: int) -> tuple[U8, np.ndarray]:
     """The first `count` grey images [n, 28, 28] of a split, classes in turn, and their labels."""
     with np.load(EMBEDDED / f"fashion_{split}.npz", allow_pickle=False) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)
-    # The first of each class, then the second of each, ...: few images show all classes.
+    # The first of each class, then the second of each, ...: a few images cover all classes.
     rank = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         rank[labels == label] = np.arange((labels == label).sum())
@@ -94,7 +98,7 @@ def _make(
     folder_names: dict[str, str] | None = None,
 ) -> None:
     parameters = "cifar" if layout == "arrays" else "imagenet"
-    # Frost from the package: the full-size pictures of the ImageNet parameters are not in it.
+    # Frost with CIFAR's parameters: the package lacks the full-size pictures of ImageNet's.
     make_set(
         clean,
         target,
@@ -106,7 +110,7 @@ def _make(
     )
 
 
-# -- CIFAR: arrays, and python batches as source ---------------------------------------------------
+# -- CIFAR: arrays, and python batches as source data ----------------------------------------------
 
 
 def _cifar(
@@ -132,18 +136,18 @@ def _cifar(
 
 
 def _small(images: U8, labels: np.ndarray) -> tuple[U8, np.ndarray]:
-    """32 x 32 RGB, as CIFAR's."""
+    """The images as 32 x 32 RGB, as in CIFAR."""
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
     return np.repeat(padded[..., None], 3, axis=-1), labels
 
 
 def _hundred(images: U8, labels: np.ndarray) -> tuple[U8, np.ndarray]:
-    """Ten classes out of each: the tens are the embedded class, the units go round."""
+    """A hundred classes: ten times the embedded class plus a running digit."""
     return images, labels * 10 + np.arange(len(labels)) // 10 % 10
 
 
 def _rows(images: U8) -> np.ndarray:
-    """CIFAR's rows of 3,072: the red plane, the green one, the blue one."""
+    """CIFAR's rows of 3,072 values: the red, the green and the blue plane."""
     return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
@@ -152,8 +156,8 @@ def _names(count: int, what: str) -> list[bytes]:
 
 
 def _ten_files(test: Any, train: Any) -> Iterator[tuple[str, dict[bytes, Value]]]:
-    parts = [*zip(*(np.array_split(array, 5) for array in train), strict=True), test]
-    for number, (images, labels) in enumerate(parts, 1):
+    batches = [*zip(*(np.array_split(array, 5) for array in train), strict=True), test]
+    for number, (images, labels) in enumerate(batches, 1):
         is_test = number == 6
         title = b"testing batch 1 of 1" if is_test else f"training batch {number} of 5".encode()
         entries: dict[bytes, Value] = {
@@ -165,7 +169,7 @@ def _ten_files(test: Any, train: Any) -> Iterator[tuple[str, dict[bytes, Value]]
         yield "test_batch" if is_test else f"data_batch_{number}", entries
     classes = [f"class {label}".encode() for label in range(10)]
     facts: dict[bytes, Value] = {
-        b"num_cases_per_batch": len(parts[0][1]),
+        b"num_cases_per_batch": len(batches[0][1]),
         b"label_names": classes,
         b"num_vis": 3072,
     }
@@ -191,7 +195,7 @@ def _hundred_files(test: Any, train: Any) -> Iterator[tuple[str, dict[bytes, Val
     yield "meta", {b"fine_label_names": fine, b"coarse_label_names": coarse}
 
 
-# -- ImageNet: folders of synsets ------------------------------------------------------------------
+# -- ImageNet: synset folders ----------------------------------------------------------------------
 
 
 def _imagenet(
@@ -204,10 +208,10 @@ def _imagenet(
 ) -> list[Path]:
     write_val(root, embedded("test", count))
     write_train(root, embedded("source", TRAINING), SYNSETS)
-    source = CleanFolder(root / FOLDER / "val", Geometry(224, "crop", 256))
+    clean = CleanFolder(root / FOLDER / "val", Geometry(224, "crop", 256))
     is_3d = layout == "imagenet_3dcc"
     folder = root / ("ImageNet-3DCC" if is_3d else "ImageNet-C")
-    _make(source, folder, "folders", workers, report, STAND_INS if is_3d else None)
+    _make(clean, folder, "folders", workers, report, STAND_INS if is_3d else None)
     return [folder, root / FOLDER]
 
 

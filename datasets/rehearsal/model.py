@@ -1,7 +1,7 @@
-"""Weights for the rehearsal of a benchmark on its true network, ViT-B/16, without a download.
+"""Weights for rehearsals with the networks of the published tables (ViT-B/16), without a download.
 
-The network keeps the random weights of its initialisation; its head is fitted to the rehearsal's
-source images, so that it knows the classes better than chance. Its errors mean nothing.
+The network has the random weights of its initialisation; only its head is fitted to the rehearsal's
+source images, so that its accuracy is above chance. Its errors are meaningless.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ NOTE = "random weights, fitted head"
 
 @dataclass(frozen=True)
 class Network:
-    """A timm architecture with a head of so many classes; `name`: its file in ROOT/models."""
+    """A timm architecture, its number of classes, and the name of its file in ROOT/models."""
 
     architecture: str
     classes: int
@@ -40,7 +40,7 @@ NETWORKS = {
 
 
 def network_of(layout: str) -> Network:
-    """The network of a rehearsal. Raises ConfigError for a benchmark that has none."""
+    """The network of a rehearsal. Raises ConfigError for a layout without a network."""
     if layout in NETWORKS:
         return NETWORKS[layout]
     if layout == "ccc" or layout.startswith("imagenet_"):
@@ -51,9 +51,9 @@ def network_of(layout: str) -> Network:
 def write_rehearsal_model(layout: str, root: Path, network: Network | None = None) -> Path:
     """Write ROOT/models/NAME.safetensors in half precision (ViT-B/16: 172 MB).
 
-    network: instead of the published tables' own. Needs the rehearsal under `root`, and is made
-    anew where that has got other source images since. Raises ConfigError for a layout without a
-    network, DataError where other weights are in the way.
+    network: by default that of the published tables. The rehearsal must be under `root`; the
+    weights are made again if its source images have changed. Raises ConfigError for a layout
+    without a network, DataError if other weights are in the way.
     """
     network = network or network_of(layout)
     file = root / "models" / f"{network.name}.safetensors"
@@ -71,8 +71,10 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
             network.architecture, pretrained=False, num_classes=network.classes
         ).eval()
         features = [
-            _features(built, source.load(part))
-            for part in np.array_split(np.arange(len(source.labels)), len(source.labels) // BATCH)
+            _features(built, source.load(numbers))
+            for numbers in np.array_split(
+                np.arange(len(source.labels)), len(source.labels) // BATCH
+            )
         ]
         labels = np.asarray(source.labels)
         weight, bias = fit_head(np.concatenate(features), labels, network.classes)
@@ -84,19 +86,19 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
     }
     with atomic(file) as temporary:
         save_file(tensors, temporary, metadata={"rehearsal": NOTE, "source_labels": seen})
-        temporary.chmod(0o644)  # safetensors makes files for their owner alone
+        temporary.chmod(0o644)  # safetensors makes files that only their owner can read
     return file
 
 
 def _source(layout: str, root: Path) -> Any:
-    """Source images labelled as the network's head counts: all of ImageNet's, whatever the set."""
+    """Source images with labels of the network's head: for ImageNet sets, of all 1,000 classes."""
     if layout in NETWORKS:
         return BENCHMARKS.get(layout)(None, root).source()
     return train_images(root, Geometry(224, "crop", 256))
 
 
 def _is_fitted_to(file: Path, seen: str) -> bool:
-    """Whether the file is there and fitted to these source images; DataError for other weights."""
+    """Whether the file exists and is fitted to these source images; DataError for other weights."""
     if not file.exists():
         return False
     from safetensors import SafetensorError, safe_open
@@ -108,14 +110,14 @@ def _is_fitted_to(file: Path, seen: str) -> bool:
         noted = {}
     if noted.get("rehearsal") != NOTE:
         raise DataError(
-            f"{file}: is no rehearsal's, and nothing is overwritten; choose another --root or move "
-            "it away."
+            f"{file}: is not a rehearsal's file, and nothing is overwritten; choose another --root "
+            "or move it away."
         )
     return noted.get("source_labels") == seen
 
 
 def _features(network: Any, images: Any) -> np.ndarray:
-    """What the head sees of uint8 images [n, 3, H, W]; normalised as the true weights want it."""
+    """The head's input features for uint8 images [n, 3, H, W], normalised to [-1, 1]."""
     import torch
 
     side = network.patch_embed.img_size
@@ -129,7 +131,7 @@ def fit_head(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ridge regression on one-hot labels: weight [classes, d] and bias [classes], float32.
 
-    Classes that no image has get a weight of 0 and a bias of -1.
+    Classes without images get weight 0 and bias -1.
     """
     mean, present = features.mean(axis=0), np.unique(labels)
     centred = features - mean

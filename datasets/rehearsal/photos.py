@@ -1,8 +1,8 @@
-"""Rehearsals of ImageNet and its relatives: folders of photographs, and CCC's tars.
+"""Rehearsals of ImageNet and its variants: folders of photographs, and CCC's tars.
 
 The photographs are embedded images of 28 x 28 pixels, enlarged. Names, formats and sizes are those
-of the published sets; domains that need a scene's depth (ImageNet-3DCC) get a plain corruption in
-their place.
+of the published sets. Domains that need a scene's depth (ImageNet-3DCC) get a plain corruption
+instead.
 """
 
 import io
@@ -20,7 +20,7 @@ from ctta_bench.datasets.making.corruptions import U8, corrupt
 from ctta_bench.datasets.making.manifest import new_manifest, read_manifest, write_manifest
 from ctta_bench.errors import DataError
 
-# True synsets for the ten classes of the embedded images, the nearest in meaning: jersey, jean,
+# Synsets for the ten classes of the embedded images, the closest in meaning: jersey, jean,
 # sweatshirt, hoopskirt, trench coat, sandal, lab coat, running shoe, backpack, cowboy boot.
 SYNSETS = (
     "n03595614",
@@ -34,7 +34,7 @@ SYNSETS = (
     "n02769748",
     "n03124043",
 )
-# The same for the 200 classes of ImageNet-R and the 200 of -A, which share 86 and few garments: bow
+# The same for the 200 classes of ImageNet-R and of -A, which share 86 with few garments: bow
 # tie, saxophone, mitten, parachute, wine bottle, sandal, candle, jeep, barn, pelican.
 SHARED = (
     "n02883205",
@@ -48,7 +48,7 @@ SHARED = (
     "n02793495",
     "n02051845",
 )
-# What stands in for the corruptions of ImageNet-3DCC.
+# The plain corruptions used in place of those of ImageNet-3DCC.
 STAND_INS = {
     "defocus_blur": "near_focus",
     "gaussian_blur": "far_focus",
@@ -63,7 +63,7 @@ STAND_INS = {
     "motion_blur": "xy_motion_blur",
     "zoom_blur": "z_motion_blur",
 }
-# Folder of a set of one domain, its synsets, suffix, and whether it is grey.
+# For sets of one domain: folder, synsets, suffix, and whether images are grey.
 VARIANTS = {
     "imagenet_r": ("imagenet-r", SHARED, "jpg", False),
     "imagenet_a": ("imagenet-a", SHARED, "jpg", False),
@@ -74,11 +74,11 @@ Images = tuple[U8, np.ndarray]  # uint8 [n, 28, 28] and labels int64 [n]
 
 
 def put(file: Path, content: bytes) -> None:
-    """Write a file unless it is there. Raises DataError if it is there with other content."""
+    """Write a file unless it exists. Raises DataError if it exists with other content."""
     if file.exists():
         if file.read_bytes() != content:
             raise DataError(
-                f"{file}: is there with other content, and nothing is overwritten; choose another "
+                f"{file}: exists with other content, and nothing is overwritten; choose another "
                 "--root or move it away."
             )
         return
@@ -87,16 +87,17 @@ def put(file: Path, content: bytes) -> None:
 
 
 def mark_as_rehearsal(folder: Path) -> None:
-    """Mark a folder as one of rehearsal images, before the first of them is in it.
+    """Mark a folder as a rehearsal's, before the first image is written to it.
 
-    Raises DataError for a folder that holds other things: true images must not be mixed with these.
+    Raises DataError for a folder with other files, so that published images are never mixed with
+    rehearsal images.
     """
     if (read_manifest(folder) or {}).get("rehearsal"):
         return
     if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise DataError(
-            f"{folder}: holds files that are no rehearsal's, and is left as it is; choose another "
-            "--root or move it away."
+            f"{folder}: holds files that are not a rehearsal's, and is left as it is; choose "
+            "another --root or move it away."
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,14 +105,14 @@ def mark_as_rehearsal(folder: Path) -> None:
 
 
 def record_files(folder: Path, places: list[str]) -> None:
-    """A manifest of rehearsal images, so that `data verify` knows them from the published ones."""
+    """Write a manifest, by which `data verify` recognises rehearsal images."""
     manifest = new_manifest({"rehearsal": True})
     manifest["units"] = {place: list(digest_of(folder / place)) for place in places}
     write_manifest(folder, manifest)
 
 
 def photograph(image: U8, *, grey: bool = False) -> bytes:
-    """A 320 x 280 JPEG of a 28 x 28 image, so that resizing and cropping have something to do."""
+    """A 320 x 280 JPEG of a 28 x 28 image, so that resizing and cropping have an effect."""
     large = Image.fromarray(image).resize((280, 280), Image.Resampling.BICUBIC)
     canvas = Image.new("L" if grey else "RGB", (320, 280))
     canvas.paste(large, (20, 0))
@@ -125,7 +126,7 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def write_train(root: Path, images: Images, classes: tuple[str, ...]) -> None:
-    """ROOT/imagenet2012/train/SYNSET/SYNSET_NUMBER.JPEG."""
+    """Write ROOT/imagenet2012/train/SYNSET/SYNSET_NUMBER.JPEG."""
     mark_as_rehearsal(root / FOLDER)
     for number, (image, label) in enumerate(zip(*images, strict=True), 1):
         synset = classes[label]
@@ -134,7 +135,7 @@ def write_train(root: Path, images: Images, classes: tuple[str, ...]) -> None:
 
 
 def write_val(root: Path, images: Images) -> None:
-    """ROOT/imagenet2012/val/SYNSET/ILSVRC2012_val_NUMBER.JPEG."""
+    """Write ROOT/imagenet2012/val/SYNSET/ILSVRC2012_val_NUMBER.JPEG."""
     mark_as_rehearsal(root / FOLDER)
     for number, (image, label) in enumerate(zip(*images, strict=True), 1):
         file = f"ILSVRC2012_val_{number:08d}.JPEG"
@@ -143,13 +144,13 @@ def write_val(root: Path, images: Images) -> None:
 
 
 def record_clean(root: Path) -> None:
-    """The manifest of ROOT/imagenet2012, of the splits that are there."""
+    """Write the manifest of ROOT/imagenet2012, for the splits in it."""
     splits = [name for name in ("train", "val") if (root / FOLDER / name).is_dir()]
     record_files(root / FOLDER, splits)
 
 
 def write_variant(layout: str, root: Path, images: Images) -> Path:
-    """The folder of ImageNet-R, -A, -Sketch or -V2; returns the one whose manifest is written."""
+    """Write the images of ImageNet-R, -A, -Sketch or -V2; returns the folder with the manifest."""
     place, classes, suffix, grey = VARIANTS[layout]
     top = root / place.partition("/")[0]
     mark_as_rehearsal(top)
@@ -163,7 +164,7 @@ def write_variant(layout: str, root: Path, images: Images) -> Path:
 
 
 def write_ccc(root: Path, images: Images, level: int = 20) -> Path:
-    """ROOT/CCC: the nine streams of a level, a tar each, whose contrast falls from image to image.
+    """Write ROOT/CCC: the nine streams of a level, one tar each; contrast falls image by image.
 
     As published: members KEY.info, KEY.input.jpg (224 x 224) and KEY.output.cls.
     """
@@ -172,7 +173,7 @@ def write_ccc(root: Path, images: Images, level: int = 20) -> Path:
     place = {synset: number for number, synset in enumerate(synsets())}
     names = [stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS]
     stream = io.BytesIO()
-    # The plain format of old, whose headers hold no times and owners of their own.
+    # The old plain format, whose headers have no additional times and owners.
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for number, (image, label) in enumerate(zip(*images, strict=True)):
             severity = 1 + 5 * number // len(images[1])
@@ -193,6 +194,6 @@ def write_ccc(root: Path, images: Images, level: int = 20) -> Path:
 
 
 def _square(image: U8) -> U8:
-    """uint8 [224, 224, 3] of [28, 28]."""
+    """An image [28, 28] as uint8 [224, 224, 3]."""
     large = Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)
     return np.asarray(large.convert("RGB"))

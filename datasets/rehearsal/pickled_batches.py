@@ -1,7 +1,7 @@
-"""CIFAR's "python version" files, written as Python 2 once pickled them.
+"""Write files of CIFAR's "python version" as Python 2 pickled them.
 
-For rehearsals: Python 3's own pickler would write other instructions for byte strings and arrays
-than the true files hold. Nothing is unpickled here.
+For rehearsals: Python 3's pickler would write other instructions for byte strings and arrays than
+the published files contain. Nothing is unpickled here.
 """
 
 import struct
@@ -36,7 +36,7 @@ def _bytes(text: bytes) -> bytes:
 
 
 def _array(array: np.ndarray) -> bytes:
-    """As numpy of that time wrote it: _reconstruct, then the state."""
+    """An array as old versions of numpy pickled it: _reconstruct, then the state."""
     assert array.dtype == np.uint8
     shape = b"(" + b"".join(_value(int(side)) for side in array.shape) + b"t"
     empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"

@@ -1,7 +1,7 @@
-"""The rehearsal of cityscapes_acdc: the scenes of streets_acdc in the folders of the true sets.
+"""The rehearsal of cityscapes_acdc: scenes of streets_acdc in the folders of the published sets.
 
-Names, formats and encodings are those of ACDC and of Cityscapes as they are unpacked; sizes are a
-fourth of theirs.
+Names, formats and encodings are those of ACDC and Cityscapes as unpacked; images have a fourth of
+their sides.
 """
 
 import io
@@ -22,7 +22,7 @@ ACDC_SIZE, CITYSCAPES_SIZE = (480, 270), (512, 256)  # width, height
 SEQUENCES = ("GOPR0475", "GP010475")
 CITIES = {"train": ("aachen", "zurich"), "val": ("munster",)}
 TRAINING, VALIDATION = 8, 4  # images of Cityscapes
-# First number of a scene's seed; streets_acdc's own are smaller.
+# First number of a scene's seed; those of streets_acdc itself are smaller.
 _SEEDS = {"train": 11, "train_ref": 12, "val": 13, "cityscapes": 14}
 
 File = tuple[str, bytes]  # relative path and content
@@ -31,9 +31,9 @@ File = tuple[str, bytes]  # relative path and content
 def write_streets(
     root: Path, images: int, report: Callable[[int, int], None] | None = None
 ) -> list[Path]:
-    """Both data sets under `root`; `images` of each condition, a fourth of them of `val`.
+    """Write both data sets under `root`: `images` per condition, and a fourth of that for `val`.
 
-    Raises DataError where other data is in the way.
+    Raises DataError if other data are in the way.
     """
     folders = [root / name for name in ("rgb_anon", "gt", "leftImg8bit", "gtFine")]
     for folder in folders:
@@ -56,9 +56,9 @@ def _everything(counts: dict[str, int]) -> Iterator[list[File]]:
         for split, count in counts.items():
             for number in range(count):
                 yield _acdc(condition, split, number, (_SEEDS[split], position, number))
-    for part, (split, count) in enumerate((("train", TRAINING), ("val", VALIDATION))):
+    for position, (split, count) in enumerate((("train", TRAINING), ("val", VALIDATION))):
         for number in range(count):
-            yield _cityscapes(split, number, (_SEEDS["cityscapes"], part, number))
+            yield _cityscapes(split, number, (_SEEDS["cityscapes"], position, number))
 
 
 def _acdc(condition: str, split: str, number: int, seed: tuple[int, ...]) -> list[File]:
@@ -76,7 +76,7 @@ def _acdc(condition: str, split: str, number: int, seed: tuple[int, ...]) -> lis
 
 
 def _cityscapes(split: str, number: int, seed: tuple[int, ...]) -> list[File]:
-    """As downloaded: raw ids alone; train ids are made by cityscapesScripts."""
+    """As downloaded: raw ids only; train ids are made by cityscapesScripts."""
     scene = make_scene(seed)
     cities = CITIES[split]
     city = cities[number % len(cities)]
@@ -97,7 +97,7 @@ def _labels(label: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _raw_ids(label: np.ndarray) -> np.ndarray:
-    """Cityscapes' own ids of train ids; what is ignored becomes 0, `unlabeled`."""
+    """Cityscapes' raw ids for train ids; ignored pixels become 0, `unlabeled`."""
     table = np.zeros(256, np.uint8)
     table[: len(LABEL_IDS)] = LABEL_IDS
     table[IGNORE] = 0

@@ -76,7 +76,7 @@ def test_a_level_has_nine_streams(root: Path) -> None:
 def test_examples_open_no_tar_that_they_do_not_need(root: Path) -> None:
     (root / "CCC" / NAMES[0] / "serial_00001.tar").write_bytes(b"half a tar")
     assert len(benchmark(root, examples=3).domain(NAMES[0]).labels) == 3
-    with pytest.raises(DataError, match=r"serial_00001.tar: is no whole tar of CCC"):
+    with pytest.raises(DataError, match=r"serial_00001.tar: is not a complete tar of CCC"):
         benchmark(root, examples=4).domain(NAMES[0])
 
 
@@ -84,14 +84,14 @@ def test_examples_open_no_tar_that_they_do_not_need(root: Path) -> None:
 def test_a_tar_that_is_cut_off_is_refused(root: Path, share: float) -> None:
     tar = root / "CCC" / NAMES[0] / "serial_00000.tar"
     tar.write_bytes(tar.read_bytes()[: int(share * 9 * 1024)])
-    with pytest.raises(DataError, match="is no whole tar of CCC"):
+    with pytest.raises(DataError, match="is not a complete tar of CCC"):
         benchmark(root).domain(NAMES[0])
 
 
 @pytest.mark.parametrize("label", [1000, -1])
 def test_a_class_that_is_none_is_refused(root: Path, label: int) -> None:
     write_tar(root / "CCC" / NAMES[0] / "serial_00000.tar", [label], root)
-    with pytest.raises(DataError, match=r"is no whole tar of CCC \(image 0000000 has no class\)"):
+    with pytest.raises(DataError, match=r"is not a complete tar of CCC \(image 0000000 has no class\)"):
         benchmark(root).domain(NAMES[0])
 
 

@@ -81,12 +81,12 @@ def damage(file: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("cut", "snow.npy: is no whole .npy array"),
+        ("cut", "snow.npy: is not a complete .npy array"),
         ("float", r"snow.npy: holds float32 \[60, 32, 32, 3\], expected uint8 \[60, 32, 32, 3\]"),
         ("rows", r"snow.npy: holds uint8 \[59, 32, 32, 3\], expected uint8 \[60"),
         ("shape", r"snow.npy: holds uint8 \[60, 3, 32, 32\], expected"),
-        ("objects", "snow.npy: is no whole .npy array"),
-        ("text", "snow.npy: is no whole .npy array"),
+        ("objects", "snow.npy: is not a complete .npy array"),
+        ("text", "snow.npy: is not a complete .npy array"),
         (
             "gone",
             r"no file .*snow.npy, expected 12 x 5 images .*`ctta-bench data download cifar10_c",
@@ -105,12 +105,12 @@ def test_a_damaged_file_is_one_problem_and_one_sentence(root: Path, how: str, wo
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (np.arange(5 * N), r"labels.npy: label 10 in row 10 is none of the 10 classes"),
+        (np.arange(5 * N), r"labels.npy: label 10 in row 10 is not one of the 10 classes"),
         (np.full(5 * N, -1), r"label -1 in row 0"),
-        (np.zeros(5 * N + 1, np.uint8), "expected whole numbers, a row for each image"),
+        (np.zeros(5 * N + 1, np.uint8), "expected integers, one row per image"),
         (np.zeros(5 * N), "holds float64"),
-        (np.zeros((5 * N, 2), np.uint8), "expected whole numbers"),
-        (np.zeros(0, np.uint8), "expected whole numbers"),
+        (np.zeros((5 * N, 2), np.uint8), "expected integers"),
+        (np.zeros(0, np.uint8), "expected integers"),
     ],
 )
 def test_labels_that_are_none_are_refused(root: Path, labels: np.ndarray, words: str) -> None:

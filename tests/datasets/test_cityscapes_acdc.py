@@ -254,8 +254,8 @@ def test_a_list_chooses_images_in_its_order_and_its_content_is_the_identity(
     ("lines", "words"),
     [
         ("fog/train/GOPR0475/other_rgb_anon.png", "names GOPR0475/other_rgb_anon.png, which"),
-        ("fog/train/x\nfog/train/x", "names an image twice"),
-        ("rain/train/x", "names no image of fog/train/"),
+        ("fog/train/x\nfog/train/x", "lists an image twice"),
+        ("rain/train/x", "lists no image of fog/train/"),
     ],
 )
 def test_a_list_that_cannot_be_is_told(lines: str, words: str, whole: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_numbers_of_v2_are_sorted_as_numbers(tmp_path: Path) -> None:
 def test_a_folder_of_v2_that_is_no_class_number_is_refused(tmp_path: Path, stray: str) -> None:
     tree("imagenet_v2", tmp_path)
     (tmp_path / FOLDERS["imagenet_v2"] / stray).mkdir()
-    with pytest.raises(DataError, match=f"'{stray}' is no class number"):
+    with pytest.raises(DataError, match=f"'{stray}' is not a class number"):
         build("imagenet_v2", tmp_path).domain("imagenet_v2")
 
 

@@ -127,7 +127,7 @@ def test_true_data_in_the_way_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "CORRUPTIONS", ("contrast",))
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"true")
-    with pytest.raises(DataError, match="test_batch: is there with other content"):
+    with pytest.raises(DataError, match="test_batch: exists with other content"):
         rehearse("cifar10_c", tmp_path, images=1)
     assert (tmp_path / "cifar-10-batches-py" / "test_batch").read_bytes() == b"true"
 
@@ -137,7 +137,7 @@ def test_true_data_in_the_way_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (("acdc", 1), "--layout 'acdc': choose imagenet_c, cifar10_c, cifar100_c"),
         (("cifar10_c", 0), "--images 0"),
-        (("cifar10_c", 2001), "--images 2001: the package holds 1 to 2000"),
+        (("cifar10_c", 2001), "--images 2001: give a number from 1 to 2000"),
     ],
 )
 def test_a_rehearsal_that_cannot_be_is_told(
@@ -180,7 +180,7 @@ def test_a_rehearsal_is_proven_and_made_once(layout: str, tmp_path: Path) -> Non
 
 def test_true_images_are_not_mixed_with_a_rehearsal_s(tmp_path: Path) -> None:
     (tmp_path / "imagenet-r" / "n01443537").mkdir(parents=True)
-    with pytest.raises(DataError, match="imagenet-r: holds files that are no rehearsal's"):
+    with pytest.raises(DataError, match="imagenet-r: holds files that are not a rehearsal's"):
         rehearse("imagenet_r", tmp_path, images=1)
     assert [p.name for p in (tmp_path / "imagenet-r").iterdir()] == ["n01443537"]
 
@@ -256,5 +256,5 @@ def test_a_head_is_fitted_anew_when_there_are_other_source_images(tmp_path: Path
     rehearse("imagenet_r", tmp_path, images=1)  # brings other classes
     assert write_rehearsal_model("imagenet_r", tmp_path, tiny).read_bytes() != first
     file.write_bytes(b"true weights")
-    with pytest.raises(DataError, match=r"tiny\.safetensors: is no rehearsal's"):
+    with pytest.raises(DataError, match=r"tiny\.safetensors: is not a rehearsal's"):
         write_rehearsal_model("imagenet_r", tmp_path, tiny)

@@ -74,7 +74,7 @@ def test_made_twice_it_is_the_same_and_true_data_is_left_alone(root: Path, tmp_p
     rehearse("cityscapes_acdc", root, images=2)
     (tmp_path / "gt").mkdir()
     (tmp_path / "gt" / "fog.png").write_bytes(b"true")
-    with pytest.raises(DataError, match="gt: holds files that are no rehearsal's"):
+    with pytest.raises(DataError, match="gt: holds files that are not a rehearsal's"):
         rehearse("cityscapes_acdc", tmp_path, images=1)
 
 

@@ -80,7 +80,7 @@ def test_workers_change_no_bit_of_a_batch() -> None:
 
 def test_few_scenes_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streets_acdc, "_latest", {})
-    monkeypatch.setattr(streets_acdc, "KEPT", 2)
+    monkeypatch.setattr(streets_acdc, "LATEST", 2)
     kept = [scene_of("clean", number) for number in range(3)]
     assert list(streets_acdc._latest.values()) == kept[1:]
     assert scene_of("clean", 2) is kept[2]
@@ -103,7 +103,7 @@ def test_kept_scenes_are_made_once() -> None:
     images = CachedStreets("train", 5)
     first = images.load(np.array([1, 4]))
     images.maps(np.array([4]))
-    assert sorted(images.kept) == [1, 4]
+    assert sorted(images.cached) == [1, 4]
     assert np.array_equal(images.load(np.array([4, 1])), first.flip(0))
 
 
