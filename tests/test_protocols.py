@@ -176,7 +176,7 @@ def test_settings_that_do_not_fit_are_refused_in_a_sentence(invoke: Callable[...
     for arguments, words in [
         (("toy_c", "--setting", "gradul"), "'gradul': input should be 'continual', 'reset'"),
         (("toy", "--setting", "gradual"), "setting gradual needs severities, which there are not"),
-        (("toy_c", "--set", "domain_order=cotta0"), "knows no dark, noise"),
+        (("toy_c", "--set", "domain_order=cotta0"), "without dark, noise"),
         (("toy_c", "--set", "severity=6"), "severity: 6: input should be less than or equal to 5"),
     ]:
         result = invoke("run", "source", *arguments)

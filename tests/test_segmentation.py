@@ -171,8 +171,8 @@ def test_a_cell_of_classification_says_nothing_of_tasks() -> None:
 @pytest.mark.parametrize(
     ("benchmark", "model", "words"),
     [
-        ("toy_maps", "toy_vit", "toy_vit: is for classification, and the benchmark for segm"),
-        ("toy", "toy_segmentor", "toy_segmentor: is for segmentation, and the benchmark for cla"),
+        ("toy_maps", "toy_vit", "toy_vit: is for classification, but the benchmark for segm"),
+        ("toy", "toy_segmentor", "toy_segmentor: is for segmentation, but the benchmark for cla"),
     ],
 )
 def test_a_model_of_another_task_is_refused_at_planning(

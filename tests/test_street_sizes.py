@@ -201,11 +201,11 @@ def test_pictures_of_which_attention_would_see_nothing_are_refused_in_a_sentence
     with torch.no_grad():
         assert network(torch.rand(1, 3, 29, 29)).shape == (1, 19, 8, 8)
     for height, width in ((28, 64), (64, 28)):
-        with pytest.raises(DataError, match=f"at least 29 x 29 pixels, and got {height} x {width}"):
+        with pytest.raises(DataError, match=f"at least 29 x 29 pixels, but got {height} x {width}"):
             network(torch.rand(1, 3, height, width))
     words = ["run", "source", "cityscapes_acdc", "--model", "toy_segformer", "--device", "cpu"]
     places = ["--plugin", "tests.toy_maps", "--data-root", str(small), "--out", str(small / "runs")]
     chosen = ["--set", "domains=[fog]", "--set", "scale=[20, 20]", "--workers", "0"]
     told = CliRunner().invoke(app, [*words, *places, *chosen])
     assert told.exit_code == 2
-    assert "at least 29 x 29 pixels, and got 20 x 20" in " ".join(told.stderr.split())
+    assert "at least 29 x 29 pixels, but got 20 x 20" in " ".join(told.stderr.split())

@@ -422,5 +422,5 @@ def test_a_checkpoint_with_adapters_is_refused_by_name(
         if attention and key == "weight":
             official |= {f"module.{layer}.{part}.weight": torch.zeros(1, 1) for part in added}
     torch.save(official, tmp_path / "warmed.pt")
-    with pytest.raises(DataError, match=f"it holds {words} .* warmed-up model; give the source"):
+    with pytest.raises(DataError, match=f"it holds {words} .* after a warm-up; give the source"):
         cell(method, set={}, weights=tmp_path / "warmed.pt")

@@ -1,1 +1,1 @@
-"""Source models: how they are named, built, loaded and fed."""
+"""Source models: names, networks, weights."""

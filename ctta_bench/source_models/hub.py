@@ -1,7 +1,7 @@
-"""Weights of timm's models on the Hugging Face hub: what its cache holds, and fetching on request.
+"""Weights of timm's models on the Hugging Face hub: look-up in its cache, download on request.
 
-Nothing here reaches the network but `download`. The cache is the hub's own (HF_HOME, HF_HUB_CACHE),
-so weights that any other program fetched are found; HF_HUB_OFFLINE and HF_ENDPOINT are honoured.
+Only `download` uses the network. The cache is the hub's own (HF_HOME, HF_HUB_CACHE), so weights
+that other programs downloaded are found. HF_HUB_OFFLINE and HF_ENDPOINT are respected.
 """
 
 import os
@@ -13,7 +13,7 @@ from ctta_bench.model.preprocessing import recorded_cfg
 
 
 def candidates(network: Any) -> tuple[str, str | None, list[str]]:
-    """Hub repository, revision and file names of a timm network's weights, the best one first.
+    """Hub repository, revision and file names of a timm network's weights, preferred name first.
 
     The repository is "" if the weights are not on the hub.
     """
@@ -27,7 +27,7 @@ def candidates(network: Any) -> tuple[str, str | None, list[str]]:
 
 
 def cached(network: Any) -> Path | None:
-    """The file of weights in the hub's cache, None if it is not there. Asks no server."""
+    """The file of weights in the hub's cache; None if it is not there. Without network access."""
     from huggingface_hub import try_to_load_from_cache
 
     repository, revision, names = candidates(network)
@@ -41,31 +41,31 @@ def cached(network: Any) -> Path | None:
 
 
 def download(network: Any, model: str) -> Path:
-    """Fetch the weights of a timm network into the hub's cache, with the hub's progress bar.
+    """Download the weights of a timm network into the hub's cache, with the hub's progress bar.
 
-    Raises ConfigError if they are not on the hub, and DataError if they cannot be fetched.
+    Raises ConfigError if they are not on the hub, DataError if they cannot be downloaded.
     """
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     repository, revision, names = candidates(network)
     if not repository:
-        where = recorded_cfg(network).get("url") or "timm names none"
+        where = recorded_cfg(network).get("url") or "timm records no address"
         raise ConfigError(
-            f"model {model!r}: its weights are not on the hub ({where}); fetch them yourself and "
-            "give them with --weights FILE."
+            f"model {model!r}: its weights are not on the hub ({where}); download them yourself "
+            "and give them with --weights FILE."
         )
     failed: BaseException | None = None
-    # The hub's error and its transport's, whose package differs between versions of the hub.
+    # Errors of the hub and of its transport, whose package depends on the hub's version.
     faults: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
     faults += tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
     for name in names:
         try:
             return Path(hf_hub_download(repository, name, revision=revision))
-        except LocalEntryNotFoundError as error:  # offline by wish, or no way to the server
+        except LocalEntryNotFoundError as error:  # offline mode, or server unreachable
             failed = error
             break
-        except EntryNotFoundError as error:  # perhaps under the next name
+        except EntryNotFoundError as error:  # try the next name
             failed = error
         except faults as error:
             failed = error
@@ -73,8 +73,8 @@ def download(network: Any, model: str) -> Path:
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(failed)
     host = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
     raise DataError(
-        f"model {model!r}: {names[0]} of {repository} cannot be fetched from {host} ({why}); put "
-        "the file there by other means and give it with --weights FILE."
+        f"model {model!r}: {names[0]} of {repository} cannot be downloaded from {host} ({why}); "
+        "get the file by other means and give it with --weights FILE."
     )
 
 

@@ -1,8 +1,8 @@
-"""Source models by name: how they are built, and where their weights lie.
+"""Source models by name: building the network and finding its weights.
 
-A name is a registered one (`fashion_vit`) or `timm:MODEL[.TAG]`. Weights are taken from the first
-of: the file or folder given; the model's own file in the package; DATA_ROOT/models/NAME.*; the
-hub's cache, for a timm model. Nothing is downloaded unasked.
+A name is a registered one (`fashion_vit`) or `timm:MODEL[.TAG]`. Weights come from the first of:
+the file or folder given; the model's file in the package; DATA_ROOT/models/NAME.*; for a timm
+model, the hub's cache. Nothing is downloaded without a request.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from ctta_bench.source_models import hub
 from ctta_bench.source_models.weights import SUFFIXES, check_finite, load_weights, recorded_beside
 
 TIMM = "timm:"
-# A record's key: the weights are not in the package, and this is where they come from.
+# Key of a network's record, if the package lacks the weights: where they come from.
 ORIGIN = "origin"
 
 
@@ -39,12 +39,16 @@ def load_source_model(
 ) -> SourceModel:
     """The model called `name` with its weights.
 
-    `weights`, a file or a folder, replaces the model's own. `input_size` (height, width) resamples
-    position embeddings as timm does; without it the recorded size holds. `num_classes` is what
-    logits must number, and the size of a timm model's head that `weights` fill. `root` is the data
-    root, `task` what the model must be for. Raises ConfigError for an unknown name, an impossible
-    size, another task or number of classes, and DataError for weights that are missing or do not
-    fit.
+    weights: a file or folder used instead of the model's own weights. preprocessing:
+    normalisation, see `model.preprocessing`. input_size: (height, width) to which position
+    embeddings are resampled, as in timm; by default the recorded size. num_classes: required
+    number of logits, and the size of a timm model's head if its weights are read from a file.
+    root: the data root. task: required task.
+
+    Example: `load_source_model("timm:vit_base_patch16_224", weights=Path("vit.safetensors"))`
+
+    Raises ConfigError for an unknown name, an impossible size, another task or number of classes,
+    DataError for weights that are missing or do not fit.
     """
     stored = None if weights is not None else stored_weights(name, root)
     network = build(name, num_classes if weights is not None or stored is not None else None)
@@ -59,7 +63,7 @@ def load_source_model(
     elif recorded_cfg(network).get(ORIGIN):
         raise DataError(
             f"model {name!r} needs its weights ({recorded_cfg(network)[ORIGIN]}): put them at "
-            f"{stored_file(name, root)} (or .pth), give --weights FILE, or train some with "
+            f"{stored_file(name, root)} (or .pth), give --weights FILE, or train the model with "
             "`ctta-bench train-source`."
         )
     if input_size is not None:
@@ -70,7 +74,7 @@ def load_source_model(
     )
     if task is not None and model.task != task:
         raise ConfigError(
-            f"model {name}: is for {model.task}, and the benchmark for {task}; give another "
+            f"model {name}: is for {model.task}, but the benchmark for {task}; give another "
             "--model."
         )
     _check_classes(model, num_classes)
@@ -78,9 +82,9 @@ def load_source_model(
 
 
 def build(name: str, num_classes: int | None = None) -> nn.Module:
-    """The network called `name` without its weights; `num_classes` sets a timm model's head.
+    """The network called `name`, without its weights; `num_classes`: size of a timm model's head.
 
-    Raises ConfigError for an unknown name, with close ones.
+    Raises ConfigError for an unknown name, with suggestions.
     """
     if not name.startswith(TIMM):
         if canonical(name) not in MODELS.names() and (close := _close_in_timm(name, 0.8)):
@@ -107,31 +111,31 @@ def _close_in_timm(name: str, cutoff: float) -> str:
 
 @functools.cache
 def _timm_names() -> tuple[str, ...]:
-    """Architectures, then those with a tag; sorting thousands of names takes its time."""
+    """Architectures, then those with a tag; cached, since sorting them all is slow."""
     import timm
 
     return (*timm.list_models(), *timm.list_models(include_tags=True))
 
 
 def stored_weights(name: str, root: Path | None = None) -> Path | None:
-    """The file or folder that DATA_ROOT/models holds for a model, None if there is none.
+    """The file or folder of a model in DATA_ROOT/models; None if there is none.
 
     Raises ConfigError if there are several.
     """
-    bare = stored_file(name, root, "")  # asked once: a grid asks for each of its cells
+    bare = stored_file(name, root, "")  # once: a grid calls this for each cell
     found = [f for s in ("", *SUFFIXES) if (f := bare.with_name(bare.name + s)).exists()]
     if len(found) > 1:
         raise ConfigError(
-            f"model {name!r}: {found[0]} and {found[1].name} are both there; leave one, or give "
+            f"model {name!r}: {found[0]} and {found[1].name} both exist; remove one, or give "
             "--weights FILE."
         )
     return found[0] if found else None
 
 
 def stored_file(name: str, root: Path | None = None, suffix: str = ".safetensors") -> Path:
-    """Where a model's weights are looked for: DATA_ROOT/models/NAME.safetensors.
+    """The path at which a model's weights are searched: DATA_ROOT/models/NAME.safetensors.
 
-    Without `root` it is CTTA_BENCH_DATA or the user's cache folder.
+    Without `root`, the data root is CTTA_BENCH_DATA or the user's cache folder.
     """
     folder = root or Path(os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench"))
     bare = re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix(TIMM))
@@ -140,13 +144,13 @@ def stored_file(name: str, root: Path | None = None, suffix: str = ".safetensors
 
 
 def _from_hub(name: str, network: nn.Module, root: Path | None) -> nn.Module:
-    """The network again, with the weights that the hub's cache holds, loaded strictly by timm."""
+    """The network with weights from the hub's cache, loaded strictly by timm."""
     import timm
 
     cached = hub.cached(network)
     if cached is None:
         raise DataError(
-            f"model {name!r} needs its weights, and nothing is downloaded unasked: fetch them with "
+            f"model {name!r} needs its weights, which are only downloaded on request: use "
             f"`ctta-bench models download {name}`, give --weights FILE, or put them at "
             f"{stored_file(name, root)}."
         )
@@ -157,35 +161,37 @@ def _from_hub(name: str, network: nn.Module, root: Path | None) -> nn.Module:
         )
     except (RuntimeError, KeyError, ValueError, OSError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise DataError(f"{cached}: is not the whole file of {name} ({first}).") from error
+        raise DataError(
+            f"{cached}: is not the complete file of {name} ({first}); download it again."
+        ) from error
     check_finite(loaded.state_dict(), cached)
     return loaded
 
 
 def resize_input(network: Any, size: tuple[int, int], name: str) -> None:
-    """Make a network take images of another size; position embeddings are resampled by timm.
+    """Change a network's input size; timm resamples position embeddings.
 
-    A network of convolutions takes any size. Raises ConfigError for a size that the patches do not
-    tile, and for a network that has no way to change its own.
+    Convolutional networks accept any size. Raises ConfigError if the size is not a multiple of the
+    patch size or the network's size is fixed.
     """
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
     if patch is not None and any(s % p for s, p in zip(size, patch, strict=True)):
         raise ConfigError(
-            f"input_size {size[0]}x{size[1]}: is no multiple of the {patch[0]}x{patch[1]} patches "
+            f"input_size {size[0]}x{size[1]}: is not a multiple of the {patch[0]}x{patch[1]} patches "
             f"of {name}."
         )
     recorded = recorded_cfg(network)
     if hasattr(network, "set_input_size"):
         network.set_input_size(img_size=size)
     elif recorded.get("fixed_input_size"):
-        raise ConfigError(f"input_size: {name} takes {recorded['input_size'][1:]} images alone.")
+        raise ConfigError(f"input_size: {name} only takes {recorded['input_size'][1:]} images.")
 
 
 def _check_classes(model: SourceModel, num_classes: int | None) -> None:
     known = model.has_classifier or model.task == "segmentation"
     if num_classes and known and model.num_classes != num_classes:
         raise ConfigError(
-            f"model {model.name} tells {model.num_classes} classes apart where the benchmark has "
-            f"{num_classes}; give weights trained on it (--weights FILE), or train some: "
+            f"model {model.name} has {model.num_classes} classes, but the benchmark has "
+            f"{num_classes}; give weights trained on it (--weights FILE), or train a model with "
             "`ctta-bench train-source`."
         )

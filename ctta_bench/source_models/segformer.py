@@ -1,9 +1,9 @@
-"""SegFormer (Xie et al., 2021, arXiv:2105.15203) as mmsegmentation defines it, open to adapters.
+"""SegFormer (Xie et al., 2021, arXiv:2105.15203) as in mmsegmentation, with adaptable layers.
 
 Patch embeddings, blocks, norms and the layers of the decode head are mmsegmentation's own classes.
-What methods adapt is unpacked: attention's q, k, v and output, and the MLP's two 1x1 convolutions,
-are linear layers here; maps are fused before they are resized; results are equal. Norms are never
-synchronised, dropout and stochastic depth act in training mode alone. Importing this module imports
+Layers that methods adapt are linear layers here: q, k, v and output of attention, and the two 1x1
+convolutions of the MLP. Maps are fused before they are resized. Results are equal. Norms are never
+synchronised; dropout and stochastic depth act only in training mode. Importing this module imports
 mmsegmentation.
 """
 
@@ -22,7 +22,7 @@ from ctta_bench.source_models.segformer_parts import AuthorsHead, Head, as_map, 
 
 try:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an operator that needs a compiler, and that nobody calls
+        warnings.simplefilter("ignore")  # of an unused operator that needs a compiler
         from mmseg.models.backbones import MixVisionTransformer
         from mmseg.models.decode_heads import SegformerHead
 except ImportError as error:
@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 Form = Literal["mmseg", "nvlabs"]
-# The first stage has an eighth of its map, which has a fourth of the pixels (rounded up), attended.
+# In the first stage, attention sees the map at an eighth of its side, a fourth of the image's.
 LEAST_SIDE = 29
 MEAN = tuple(value / 255 for value in (123.675, 116.28, 103.53))
 STD = tuple(value / 255 for value in (58.395, 57.12, 57.375))
@@ -39,12 +39,12 @@ STD = tuple(value / 255 for value in (58.395, 57.12, 57.375))
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and depths of the four stages; the rest is the same for every SegFormer."""
+    """Widths and depths of the four stages; all else is equal for every SegFormer."""
 
     width: int  # of the first stage; the others are `heads` times that
     depths: tuple[int, int, int, int]
     heads: tuple[int, int, int, int] = (1, 2, 5, 8)
-    # Of the decode head: mmsegmentation takes 256 for every size, the authors 768 from B2 on.
+    # Width of the decode head: mmsegmentation has 256 for every size, the authors 768 from B2 on.
     decoder: int = 256
     authors_decoder: int = 768
 
@@ -67,8 +67,8 @@ SIZES = {
 class SegFormer(nn.Module):
     """Normalised images [n, 3, H, W] to logits [n, classes, H/4, W/4] (rounded up).
 
-    `form` says whose: mmsegmentation's, or NVlabs' (the authors'), which has another decode head
-    and other epsilons in some norms. Weights read from a file bring theirs along.
+    form: mmsegmentation's, or NVlabs' (the authors'), which has another decode head and other
+    epsilons in some norms. Weights read from a file determine the form.
     """
 
     task = "segmentation"
@@ -81,12 +81,12 @@ class SegFormer(nn.Module):
         self.pretrained_cfg: dict[str, Any] = {
             "mean": MEAN,
             "std": STD,
-            BUILT_IN: True,  # the published codes of segmentation normalise, too
+            BUILT_IN: True,  # published segmentation codes normalise as well
             "num_classes": num_classes,
         }
 
     def take_form(self, form: Form) -> None:
-        """Get this form's epsilons and, in place of another one, its decode head at random."""
+        """Switch to this form: its epsilons, and its decode head with random weights."""
         if form == getattr(self, "form", None):
             return
         self.form: Form = form
@@ -102,13 +102,13 @@ class SegFormer(nn.Module):
     def forward_maps(self, images: Tensor) -> list[Tensor]:
         """The stages' outputs after their norms: [n, C, h, w] at strides 4, 8, 16, 32.
 
-        Raises DataError for images of which attention would see nothing.
+        Raises DataError for images too small for attention in the first stage.
         """
         height, width = images.shape[-2:]
         if min(height, width) < LEAST_SIDE:
             raise DataError(
                 f"a SegFormer needs images, and views of them, of at least {LEAST_SIDE} x "
-                f"{LEAST_SIDE} pixels, and got {height} x {width}: give larger ones."
+                f"{LEAST_SIDE} pixels, but got {height} x {width}: use larger ones."
             )
         return self.backbone(images)
 
@@ -121,10 +121,10 @@ class SegFormer(nn.Module):
         return self.decode(self.forward_maps(images))
 
     def read_layout(self, tensors: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-        """A file's tensors under the network's names, which takes the file's form before.
+        """A file's tensors under the network's names; the network switches to the file's form.
 
-        Raises DataError for unknown names and for missing or left-over tensors; then the network
-        is as it was.
+        Raises DataError for unknown names and for missing or unexpected tensors; then the network
+        is unchanged.
         """
         tensors = layouts.with_backbone(tensors)
         naming = layouts.recognise(tensors, file)
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList([Stage(layers) for layers in packed.layers])
 
     def set_epsilons(self, epsilon: float) -> None:
-        """Set those of the norms behind patch embeddings and reduced maps; others have 1e-6."""
+        """Set the epsilons of norms after patch embeddings and reduced maps; others have 1e-6."""
         stages: Any = self.layers
         for stage in stages:
             norms = [stage.embed.norm, *(b.attn.norm for b in stage.blocks if b.attn.reduced)]
@@ -189,7 +189,7 @@ class Stage(nn.ModuleList):
 
     @property
     def norm(self) -> Any:
-        """The norm behind the blocks."""
+        """The norm after the blocks."""
         return self[2]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Stage(nn.ModuleList):
 
 
 def build_head(size: Size, num_classes: int, form: Form) -> nn.Module:
-    """A decode head with random weights, as mmsegmentation or as the authors define it."""
+    """A decode head with random weights, as in mmsegmentation or in the authors' code."""
     if form == "nvlabs":
         return AuthorsHead(size.widths, size.authors_decoder, num_classes)
     head: Any = SegformerHead(
@@ -212,7 +212,7 @@ def build_head(size: Size, num_classes: int, form: Form) -> nn.Module:
         dropout_ratio=0.1,
         norm_cfg={"type": "BN"},  # never SyncBN, which needs several devices
         align_corners=False,
-        # Unused; mmsegmentation's default warns of itself.
+        # Unused, but mmsegmentation's default prints a warning.
         loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
     )
     nn.init.normal_(head.conv_seg.weight, std=0.01)  # as its init_weights does, without its log

@@ -1,9 +1,9 @@
-"""Checkpoints of SegFormer under other names: which they use, and their tensors under ours.
+"""Checkpoints of SegFormer with other tensor names, and the conversion to and from our names.
 
-Known are the authors' files (NVlabs), mmsegmentation's (0.x and 1.x, whose names agree), those of
-Hugging Face's transformers, and our own. Encoder and decode head are told apart, so a file of the
-authors' whose encoder somebody renamed for mmsegmentation is read, too. One table per layout says
-under which name, and in which rows, each of our tensors lies; reading and writing go through it.
+Supported are files of the authors (NVlabs), of mmsegmentation (0.x and 1.x have equal names), of
+Hugging Face's transformers, and our own. Encoder and decode head are recognised separately, so an
+authors' file whose encoder was renamed for mmsegmentation can be read as well. One table per layout
+maps each of our tensors to its name and row block in the file, for reading and writing.
 """
 
 import re
@@ -25,16 +25,16 @@ EXPECTED = (
 
 
 def _after(prefix: str, rest: str = "") -> Callable[[re.Match[str]], str]:
-    """Replaces a match by `prefix`, its first group counted from one, and `rest`."""
+    """Replaces a match by `prefix`, its first group plus one, and `rest`."""
     return lambda match: match.expand(f"{prefix}{int(match[1]) + 1}{rest}")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of an encoder or a decode head: `sign` is in every file that has them.
+    """The tensor names of an encoder or a decode head; `sign` matches in every such file.
 
-    `rules` rename ours, all in turn. `packed` names layers of ours whose rows lie one behind the
-    other in one tensor. `unused` is what the files hold beside the network.
+    rules: rename our tensors, applied in order. packed: layers of ours whose rows follow each other
+    in one tensor. unused: tensors of the files that the network does not need.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Layout:
     unused: str = r"(?!)"
 
     def place(self, key: str) -> tuple[str, int, int]:
-        """Where a tensor of ours lies: name, number of its block of rows, number of blocks."""
+        """Location of our tensor: its name there, number of its row block, number of blocks."""
         for pattern, replacement in self.rules:
             key = re.sub(pattern, replacement, key)
-        part = re.search(r"<(\w)>", key)
-        if part is None:
+        layer = re.search(r"<(\w)>", key)
+        if layer is None:
             return key, 0, 1
-        return key.replace(part[0], ""), self.packed.index(part[1]), len(self.packed)
+        return key.replace(layer[0], ""), self.packed.index(layer[1]), len(self.packed)
 
 
 _BLOCK = r"^backbone\.layers\.(\d)\.1\."
@@ -122,17 +122,17 @@ HEADS = MMSEG_HEAD, NVLABS_HEAD, TRANSFORMERS_HEAD = (
 
 @dataclass(frozen=True)
 class Naming:
-    """The layouts of a file's two halves."""
+    """The layouts of a file's encoder and head."""
 
     encoder: Layout
     head: Layout
 
     def place(self, key: str) -> tuple[str, int, int]:
-        """`Layout.place` of the half that the tensor belongs to."""
+        """`Layout.place` of the encoder or head, to which the tensor belongs."""
         return (self.encoder if key.startswith("backbone.") else self.head).place(key)
 
     def is_unused(self, key: str) -> bool:
-        """Whether files of this naming hold a tensor that the network has no use for."""
+        """Whether a tensor of such files is not needed by the network."""
         return any(re.search(layout.unused, key) for layout in (self.encoder, self.head))
 
     def __str__(self) -> str:
@@ -141,13 +141,13 @@ class Naming:
 
 
 def with_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The encoder's tensors under `backbone.`, where a file leaves that out."""
+    """The encoder's tensors under `backbone.`, also if the file omits this prefix."""
     bare = re.compile(r"(patch_embed\d|block\d|norm\d|layers\.\d)\.")
     return {f"backbone.{k}" if bare.match(k) else k: v for k, v in tensors.items()}
 
 
 def recognise(keys: Iterable[str], file: Path) -> Naming:
-    """The naming of a file's keys. Raises DataError if either half is of no known one."""
+    """The naming of a file's keys. Raises DataError if encoder or head has unknown names."""
     names = list(keys)
     halves = [
         next((x for x in layouts if any(re.search(x.sign, k) for k in names)), None)
@@ -157,16 +157,16 @@ def recognise(keys: Iterable[str], file: Path) -> Naming:
     if encoder is None or head is None:
         lacking = "encoder" if encoder is None else "decode head"
         first = f"it starts with {names[0]!r}" if names else "it holds no tensor"
-        raise DataError(f"{file}: has no SegFormer's {lacking} ({first}); give {EXPECTED}.")
+        raise DataError(f"{file}: has no {lacking} of a SegFormer ({first}); give {EXPECTED}.")
     return Naming(encoder, head)
 
 
 def read(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], naming: Naming, file: Path
 ) -> dict[str, Tensor]:
-    """A file's tensors under the network's names, of which `wanted` has them all.
+    """A file's tensors under the network's names, which are the keys of `wanted`.
 
-    Raises DataError naming, as the file does, what is missing, of another shape, and left over.
+    Raises DataError that names, as in the file, missing, wrongly shaped and unexpected tensors.
     """
     places = {key: naming.place(key) for key in wanted}
     problems = list(_problems(tensors, wanted, naming, places))
@@ -209,22 +209,22 @@ def _problems(
 
 def write(state: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
     """The network's tensors under the names of a layout; the inverse of `read`."""
-    parts: dict[str, dict[int, Tensor]] = {}
+    blocks: dict[str, dict[int, Tensor]] = {}
     for key, value in state.items():
         name, number, _ = naming.place(key)
         if naming.encoder is MMSEG and re.search(r"\.ffn\.fc\d\.weight", key):
             value = value[:, :, None, None]
-        parts.setdefault(name, {})[number] = value
+        blocks.setdefault(name, {})[number] = value
     return {
-        name: torch.cat([blocks[i] for i in sorted(blocks)]) if len(blocks) > 1 else blocks[0]
-        for name, blocks in parts.items()
+        name: torch.cat([rows[i] for i in sorted(rows)]) if len(rows) > 1 else rows[0]
+        for name, rows in blocks.items()
     }
 
 
 def published(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors of a SegFormer under the names that mmsegmentation, or the authors' code, loads.
+    """Our tensors of a SegFormer under the names of mmsegmentation or of the authors' code.
 
-    Whose they are is told by the decode head. Tensors of any other network stay as they are.
+    The decode head determines which. Tensors of other networks are returned unchanged.
     """
     if not any(re.search(OURS.sign, key) for key in state):
         return dict(state)

@@ -1,4 +1,4 @@
-"""What a SegFormer has beside mmsegmentation's classes: unpacked blocks, and the decode heads."""
+"""Components of SegFormer that differ from mmsegmentation's classes: blocks and decode heads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, interpolate, scaled_dot_product_attentio
 
 
 def unpack(block: Any) -> None:
-    """Put linear layers in place of the block's packed attention and 1x1 convolutions."""
+    """Replace the block's packed attention and 1x1 convolutions by linear layers."""
     block.attn = Attention(block.attn)
     block.ffn = MixMLP(block.ffn)
 
@@ -17,7 +17,7 @@ def unpack(block: Any) -> None:
 class Attention(nn.Module):
     """Multi-head attention of all tokens to those of a map reduced by a strided convolution.
 
-    Equal to mmsegmentation's EfficientMultiheadAttention, whose weights it takes over.
+    Equal to mmsegmentation's EfficientMultiheadAttention, with its weights.
     """
 
     def __init__(self, packed: Any) -> None:
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 class MixMLP(nn.Module):
     """Two linear layers with a depthwise 3x3 convolution and GELU between them.
 
-    Equal to mmsegmentation's MixFFN, whose weights it takes over.
+    Equal to mmsegmentation's MixFFN, with its weights.
     """
 
     def __init__(self, packed: Any) -> None:
@@ -65,7 +65,7 @@ class MixMLP(nn.Module):
 
 
 class Head(nn.Module):
-    """mmsegmentation's decode head, whose layers it takes over; maps are fused while small."""
+    """mmsegmentation's decode head, with its layers; maps are fused before they are enlarged."""
 
     def __init__(self, packed: Any) -> None:
         super().__init__()
@@ -74,15 +74,15 @@ class Head(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Logits [n, classes, h, w] at the first map's size."""
-        alike = [conv(features) for conv, features in zip(self.convs, maps, strict=True)]
-        fused = self.fusion_conv.norm(fuse(alike, self.fusion_conv.conv.weight))
+        projected = [conv(features) for conv, features in zip(self.convs, maps, strict=True)]
+        fused = self.fusion_conv.norm(fuse(projected, self.fusion_conv.conv.weight))
         return self.conv_seg(self.dropout(self.fusion_conv.activate(fused)))
 
 
 class AuthorsHead(nn.Module):
-    """The decode head of the authors' code, under its names.
+    """The decode head of the authors' code, with its names.
 
-    Unlike mmsegmentation's, it has no norm behind its linear layers, and the deepest map is first.
+    Unlike mmsegmentation's, it has no norm after its linear layers, and the deepest map is first.
     """
 
     def __init__(self, widths: Sequence[int], channels: int, num_classes: int) -> None:
@@ -98,21 +98,21 @@ class AuthorsHead(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Logits [n, classes, h, w] at the first map's size."""
-        alike = []
+        projected = []
         for number, features in enumerate(maps, 1):
             tokens = self.get_submodule(f"linear_c{number}.proj")(as_tokens(features))
-            alike.append(as_map(tokens, features.shape[2:]))
+            projected.append(as_map(tokens, features.shape[2:]))
         weight = self.get_parameter("linear_fuse.conv.weight")
-        fused = self.linear_fuse["bn"](fuse(alike, weight, deepest_first=True))
+        fused = self.linear_fuse["bn"](fuse(projected, weight, deepest_first=True))
         return self.linear_pred(self.dropout(torch.relu(fused)))
 
 
 def fuse(maps: Sequence[Tensor], weight: Tensor, *, deepest_first: bool = False) -> Tensor:
-    """A 1x1 convolution of maps [n, c, h, w] brought to the first's size and stacked.
+    """A 1x1 convolution of maps [n, c, h, w], resized to the first one's size and stacked.
 
-    It weighs channels and resizing weighs pixels, so either may come first: each map meets its
-    share of the weight [out, channels of all, 1, 1] at its own size, with a fourth, a sixteenth
-    and so on of the pixels.
+    The convolution combines channels and resizing combines pixels, so they commute. Each map is
+    first multiplied by its share of the weight [out, channels of all, 1, 1] at its own size, with a
+    fourth, a sixteenth and so on of the pixels.
     """
     shares = weight.split([features.shape[1] for features in maps], 1)
     pairs = zip(maps, shares[::-1] if deepest_first else shares, strict=True)

@@ -1,6 +1,6 @@
-"""Networks of a few thousand fixed random weights, on which methods are checked in seconds.
+"""Networks with a few thousand fixed random weights, for checks of methods in seconds.
 
-The segmentor has the parts of a SegFormer under the same names, and needs no mmsegmentation.
+The segmentor has the components of a SegFormer under the same names, without mmsegmentation.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ SIDE, SEGMENTED_SIDE = 16, 32  # pixels of the images
 
 
 def fixed(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes, always of the same random weights."""
+    """The network that `build` makes, always with the same random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         return build().eval()
 
 
 def shaken(network: nn.Module) -> nn.Module:
-    """The network with noise on every parameter: no norm layer stays as it starts."""
+    """The network with noise added to every parameter, including those of norm layers."""
     for parameter in network.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return network
@@ -40,7 +40,7 @@ def tiny_vit() -> nn.Module:
 
 
 def tiny_cnn() -> nn.Module:
-    """Two convolutions with BatchNorm, with statistics of random images."""
+    """Two convolutions with BatchNorm, whose statistics are of random images."""
 
     def build() -> nn.Module:
         network = nn.Sequential(
@@ -138,7 +138,7 @@ class TinyEmbedding(nn.Module):
 
 
 class TinyBlock(nn.Module):
-    """Attention and MLP behind their norms."""
+    """Attention and MLP, each after a norm."""
 
     def __init__(self, width: int, reduction: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class TinyBlock(nn.Module):
 
 
 class TinyAttention(nn.Module):
-    """Two heads of attention to a map that a strided convolution reduced."""
+    """Two-head attention to a map reduced by a strided convolution."""
 
     def __init__(self, width: int, reduction: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class TinyMLP(nn.Module):
 
 
 class TinyHead(nn.Module):
-    """All four maps at the first one's size, a norm, dropout, and logits of each pixel."""
+    """Fuses the four maps at the first one's size; norm, dropout, and logits of each pixel."""
 
     def __init__(self, widths: Sequence[int], num_classes: int, channels: int = 12) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Files of weights: read without running anything, unwrapped, loaded strictly, fingerprinted.
+"""Files of weights: read without executing code, unwrapped, loaded strictly, fingerprinted.
 
-Read are .safetensors, what torch.save wrote (.pth, .pt, .bin, .tar), Google's .npz of ViTs, and
-folders with one such file (and timm's config.json, if it is there).
+Supported: .safetensors, files of torch.save (.pth, .pt, .bin, .tar), Google's .npz of ViTs, and
+folders with one such file (and optionally timm's config.json).
 """
 
 import copy
@@ -23,20 +23,20 @@ from ctta_bench.errors import DataError
 from ctta_bench.model import fingerprint as fingerprint
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar")
-RECORD = "ctta_bench"  # key of a safetensors file's metadata: what `train-source` notes
+RECORD = "ctta_bench"  # key in a safetensors file's metadata: the record of `train-source`
 LISTED_KEYS = 5
 _DAMAGE = (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, TypeError)
 
-# Parts of names in checkpoints that official codes, PEFT and our own warm-ups leave.
+# Substrings of names in checkpoints that official codes, PEFT and our own warm-ups write.
 _ADAPTERS = {
     "vida_down": "ViDA's adapters (vida_down, vida_up)",
     "hra_u": "PAID's rotations (hra_u)",
     "lora_A": "LoRA's matrices (lora_A, lora_B)",
-    "random_state": "what a method learnt in its warm-up",
+    "random_state": "the state of a method after its warm-up",
 }
 
-# Loggers, counters and arguments that trainers save beside the weights.
-_BYSTANDERS = (
+# Types of loggers, counters and arguments that trainers save next to the weights.
+_HARMLESS = (
     *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
     *("numpy.dtype", "numpy.ndarray"),
     *(f"numpy.dtypes.{kind}{bits}DType" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)),
@@ -51,7 +51,7 @@ _BYSTANDERS = (
 
 
 class _Inert:
-    """Stands in for a bystander: takes what it is given, keeps and does nothing."""
+    """A harmless replacement for these types: accepts any arguments and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -64,10 +64,10 @@ class _Inert:
 
 
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Load a file (or the file of a folder) strictly, whatever usual wrapping its tensors have.
+    """Load a file (or the file in a folder) strictly; common wrappings of tensors are removed.
 
-    Raises DataError listing the keys that are missing, left over, of another shape or NaN; then
-    the network is as it was.
+    Raises DataError that lists keys which are missing, unexpected, of another shape or not finite;
+    then the network is unchanged.
     """
     file = weight_file(path)
     if file.suffix == ".npz":
@@ -76,7 +76,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
     else:
         tensors = strip_prefix(unwrap(read_tensors(file), file), network.state_dict())
         check_finite(tensors, file)
-        # A network whose weights go by several names knows them itself.
+        # A network whose checkpoints have several naming schemes converts them itself.
         read_layout: Any = getattr(network, "read_layout", lambda given, _: given)
         tensors = read_layout(tensors, file)
         _check_fit(network.state_dict(), tensors, f"{file}: does not fit {type(network).__name__}")
@@ -84,7 +84,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
 
 
 def weight_file(path: Path) -> Path:
-    """`path` itself, or the one file of weights in a folder. Raises DataError if there is none."""
+    """`path`, or the only file of weights in a folder. Raises DataError if it is not unique."""
     if not path.is_dir():
         return path
     found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
@@ -93,15 +93,17 @@ def weight_file(path: Path) -> Path:
     chosen = usual or found
     if len(chosen) != 1:
         names = ", ".join(p.name for p in found) or f"none of {', '.join(SUFFIXES)}"
-        raise DataError(f"{path}: holds no one file of weights ({names}); name the file itself.")
+        raise DataError(
+            f"{path}: does not hold exactly one file of weights ({names}); give the file itself."
+        )
     return chosen[0]
 
 
 def recorded_beside(path: Path) -> dict[str, Any]:
-    """Input statistics noted with the weights: mean, std, input_size; {} if nothing is noted.
+    """Input normalisation recorded with the weights: mean, std, input_size; {} without a record.
 
-    Notes are the metadata of a safetensors file that `train-source` wrote, or a folder's
-    config.json (timm's). Raises DataError if they are not readable.
+    The record is the metadata of a safetensors file of `train-source`, or a folder's config.json
+    (timm's). Raises DataError if it is not readable.
     """
     file, config = weight_file(path), path / "config.json"
     try:
@@ -115,15 +117,15 @@ def recorded_beside(path: Path) -> dict[str, Any]:
             return {}
         return {k: noted[k] for k in ("mean", "std", "input_size") if k in noted}
     except (*_DAMAGE, AttributeError) as error:
-        raise DataError(f"{path}: what is noted with the weights is damaged ({error}).") from error
+        raise DataError(f"{path}: the record next to the weights is damaged ({error}).") from error
 
 
 def _check_fit(wanted: dict[str, Tensor], given: dict[str, Tensor], where: str) -> None:
-    for part, whose in _ADAPTERS.items():
-        if any(part in key for key in given):
+    for name, whose in _ADAPTERS.items():
+        if any(name in key for key in given):
             raise DataError(
-                f"{where}: it holds {whose}, so it is a warmed-up model; give the source model's "
-                "own weights."
+                f"{where}: it holds {whose}, so it is a model after a warm-up; give the source "
+                "model's own weights."
             )
     problems = list(_mismatches(wanted, given))
     if problems:
@@ -145,18 +147,18 @@ def _mismatches(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> Iterator
 
 
 def check_finite(tensors: dict[str, Tensor], file: Path) -> None:
-    """Raise DataError naming the first tensor that holds NaN or infinities."""
+    """Raise DataError that names the first tensor with NaN or infinite values."""
     for key, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise DataError(f"{file}: {key} holds values that are not finite; the file is damaged.")
 
 
 def read_tensors(file: Path) -> dict[str, Any]:
-    """The contents of a .safetensors or torch file, without running anything from it."""
+    """The contents of a .safetensors or torch file, read without executing code."""
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
-        inert: list[Any] = [(_Inert, name) for name in _BYSTANDERS]
+        inert: list[Any] = [(_Inert, name) for name in _HARMLESS]
         with torch.serialization.safe_globals(inert):
             return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -168,22 +170,22 @@ def read_tensors(file: Path) -> dict[str, Any]:
             "where the file was made."
         ) from error
     except _DAMAGE as error:
-        raise DataError(f"{file}: is not a whole file of weights ({error}).") from error
+        raise DataError(f"{file}: is not a complete file of weights ({error}).") from error
 
 
 def _refused_types(file: Path, reason: str) -> str:
     try:
         found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except (*_DAMAGE, UnpicklingError):  # no archive as torch writes them since 1.6
-        found = set(re.findall(r"GLOBAL (\S+)", reason)[:1])  # where reading ended
-    refused = sorted(found - set(_BYSTANDERS))
+    except (*_DAMAGE, UnpicklingError):  # not in torch's format since 1.6
+        found = set(re.findall(r"GLOBAL (\S+)", reason)[:1])  # the type at which reading stopped
+    refused = sorted(found - set(_HARMLESS))
     return f" ({', '.join(refused[:LISTED_KEYS])})" if refused else ""
 
 
 def read_npz(network: nn.Module, file: Path) -> dict[str, Tensor]:
-    """Tensors of one of Google's JAX checkpoints under the network's names, through timm's reader.
+    """Tensors of one of Google's JAX checkpoints under the network's names, read by timm.
 
-    Raises DataError if the network has no such reader, or if it left a tensor unread or unfilled.
+    Raises DataError if the network has no such reader, or if a tensor was not read or not filled.
     """
     trial: Any = copy.deepcopy(network)
     if not hasattr(trial, "load_pretrained"):
@@ -201,7 +203,7 @@ def read_npz(network: nn.Module, file: Path) -> dict[str, Tensor]:
         raise DataError(f"{file}: does not fit {type(network).__name__} ({error}).") from error
     tensors: dict[str, Tensor] = trial.state_dict()
     unfilled = [k for k, v in tensors.items() if v.is_floating_point() and bool(v.isnan().any())]
-    # The reader would pass over a head of other classes and resample another grid's positions.
+    # Reject what the reader accepts: a skipped head of other classes, resampled positions.
     wanted = sum(p.numel() for p in trial.parameters())
     if unfilled or given != wanted:
         first = f"nothing for {', '.join(unfilled[:LISTED_KEYS])}; " if unfilled else ""
@@ -213,19 +215,19 @@ def read_npz(network: nn.Module, file: Path) -> dict[str, Tensor]:
 
 
 def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
-    """The state dict inside the usual wrappings: itself, or under `state_dict` or `model`."""
+    """The state dict, also from under the keys `state_dict` or `model`."""
     for key in ("state_dict", "model"):
         if isinstance(contents, dict) and isinstance(contents.get(key), dict):
             contents = contents[key]
     if not isinstance(contents, dict):
-        raise DataError(f"{file}: holds no state dict, but a {type(contents).__name__}.")
+        raise DataError(f"{file}: holds no state dict but a {type(contents).__name__}.")
     return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
 
 
 def strip_prefix(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop what wrappers put before every key (`module.`, `model.`, `_orig_mod.`).
+    """Remove the prefix that wrappers add to every key (`module.`, `model.`, `_orig_mod.`).
 
-    A prefix stays if the network's own keys have it.
+    A prefix that the network's own keys have is not removed.
     """
     for prefix in ("module.", "_orig_mod.", "model."):
         ours = any(k.startswith(prefix) for k in wanted)

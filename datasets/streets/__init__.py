@@ -1,1 +1,1 @@
-"""Procedural street scenes: geometry, objects, weather."""
+"""Procedural street scenes: geometry, objects and weather."""

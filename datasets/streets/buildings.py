@@ -1,4 +1,4 @@
-"""What lines a street: rows of buildings, walls, fences and trees along planes of the scene."""
+"""The sides of a street: rows of buildings, walls, fences and hedges on planes of the scene."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ FRONTS = np.array([
     (196, 178, 150), (178, 150, 122), (150, 92, 72), (206, 200, 190), (168, 168, 164),
     (120, 96, 84), (214, 190, 140), (146, 152, 160), (186, 140, 112), (130, 120, 110),
 ])  # fmt: skip
-BOUND = 400.0  # metres; what is further away is left out
+BOUND = 400.0  # metres; nothing beyond it is painted
 
 
 @dataclass(frozen=True)
 class Row:
-    """Segments one behind the other; all arrays [n], `start` ascending in metres."""
+    """Segments one after another; all arrays [n], `start` in metres, ascending."""
 
     start: Floats
     kind: NDArray[np.int64]
@@ -29,9 +29,9 @@ class Row:
     colour: Floats  # [n, 3]
     storey: Floats
     ground: Floats  # height of the ground floor
-    bay: Floats  # from window to window
-    glass: Floats  # half width of a window as a share of the bay
-    salt: NDArray[np.int64]  # decides which windows are lit
+    bay: Floats  # metres from window to window
+    glass: Floats  # half the width of a window, as a share of the bay
+    salt: NDArray[np.int64]  # determines which windows are lit
 
     def at(self, z: Floats) -> NDArray[np.intp]:
         """The segment at each distance."""
@@ -41,7 +41,7 @@ class Row:
 def make_row(
     rng: np.random.Generator, *, kinds: tuple[float, ...], heights: tuple[float, float]
 ) -> Row:
-    """A row with random segments; `kinds` are the chances of gap, house, wall, fence, hedge."""
+    """A row of random segments; `kinds`: probabilities of gap, house, wall, fence and hedge."""
     n = 24
     kind = rng.choice(5, n, p=kinds)
     length = np.where(kind == HOUSE, rng.uniform(9, 28, n), rng.uniform(5, 16, n))
@@ -71,10 +71,10 @@ def make_row(
 
 @dataclass(frozen=True)
 class Plane:
-    """An upright plane as columns see it: distances `z` and places `along` it [c] in metres.
+    """An upright plane, by image column: distances `z` and positions `along` it [c], in metres.
 
-    `which` [c] are the segments of its row, `brightness` how much light it gets, `lit` the share of
-    windows with light.
+    `which` [c]: segments of its row; `brightness`: how much light it receives; `lit`: the share of
+    lit windows.
     """
 
     columns: slice
@@ -86,7 +86,7 @@ class Plane:
 
 
 def paint_plane(canvas: Canvas, rng: np.random.Generator, row: Row, plane: Plane) -> None:
-    """Paint the segments of a row that a plane shows."""
+    """Paint the segments of a row on a plane."""
     camera, kind = canvas.camera, row.kind[plane.which]
     z = plane.z.astype(np.float32)
     height = row.height[plane.which].astype(np.float32)
@@ -119,22 +119,22 @@ def paint_plane(canvas: Canvas, rng: np.random.Generator, row: Row, plane: Plane
 
 
 def _solid(plane: Plane, y: Floats, height: Floats, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """What is not seen through: all but the gaps of fences, which are fences all the same."""
+    """What is opaque: everything except the gaps of fences, whose label is fence, too."""
     if not (kind == FENCE).any():
         return np.ones((), np.bool_)
-    bars = _part(plane.along.astype(np.float32) / 0.28) < 0.42
+    bars = _fraction(plane.along.astype(np.float32) / 0.28) < 0.42
     return np.asarray(bars | (y > height - 0.12) | (y < 0.2) | (kind != FENCE))
 
 
-def _part(values: Floats) -> Floats:
-    """What is behind the point."""
+def _fraction(values: Floats) -> Floats:
+    """The fractional part."""
     return values - np.floor(values)
 
 
 def _windows(
     row: Row, plane: Plane, y: Floats, height: Floats, house: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """How dark glass and cornices make a front, and the number of each pixel's light; [rows, c]."""
+    """Darkening by glass and cornices, and the number of each pixel's light; both [rows, c]."""
     which = plane.which
     bay = plane.along.astype(np.float32) / row.bay[which].astype(np.float32)
     column = np.floor(bay)

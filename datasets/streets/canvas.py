@@ -1,7 +1,7 @@
-"""What a street is painted on: a pinhole camera, and colour, label, depth and light by pixel.
+"""The canvas of a street: a pinhole camera, and colour, label, depth and light of each pixel.
 
-Metres in the world: x to the right of the camera, y up from the ground, z ahead. Pixels on the
-canvas: u to the right, v down. Shapes are painted from far to near.
+World, in metres: x to the right of the camera, y up from the ground, z ahead. Canvas, in pixels: u
+to the right, v down. Shapes are painted from far to near.
 """
 
 import functools
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Colour = tuple[int, int, int]
 
-HEIGHT, WIDTH = 256, 512  # of the canvas, and of the label maps; images are half as high and wide
+HEIGHT, WIDTH = 256, 512  # of the canvas and the label maps; images are half as high and wide
 FAR = 1000.0  # metres; the depth of the sky
 DEPTH, UP, GLOW = 0, 1, 2  # channels of `Canvas.facts`
-_SUBPIXEL = 4  # bits behind the point of cv2's coordinates
+_SUBPIXEL = 4  # fractional bits of cv2's coordinates
 _TILE = 1024
 
-# Lights by their number in GLOW, linear RGB: only the night shows them.
+# Lights by their number in GLOW, linear RGB; visible only at night.
 LIGHTS: dict[str, tuple[int, tuple[float, float, float]]] = {
     "none": (0, (0.0, 0.0, 0.0)),
     "lamp": (1, (6.0, 4.2, 2.0)),
@@ -38,13 +38,13 @@ LIGHTS: dict[str, tuple[int, tuple[float, float, float]]] = {
 
 
 class Face(NamedTuple):
-    """A flat convex shape: corners [k, 3] in metres, its colour, how far it looks up (0 to 1)."""
+    """A flat convex shape: corners [k, 3] in metres, colour, how far it faces up (0 to 1)."""
 
     corners: Sequence[tuple[float, float, float]]
     colour: Colour
     up: float = 0.0
     light: str = "none"
-    label: int = -1  # of its own, where a thing has parts of several classes
+    label: int = -1  # of this face, if an object has faces of several classes
 
 
 @dataclass(frozen=True)
@@ -57,35 +57,35 @@ class Camera:
     height: float
 
     def project(self, points: Floats) -> Floats:
-        """Points [n, 3] in metres, all ahead, to pixels [n, 2]."""
+        """Pixels [n, 2] of points [n, 3] in metres, all ahead of the camera."""
         scale = self.focal / points[:, 2]
         return np.stack(
             [self.u + scale * points[:, 0], self.v - scale * (points[:, 1] - self.height)], 1
         )
 
     def row(self, y: float, z: float) -> float:
-        """The row of what is at height y and distance z."""
+        """The pixel row of height y at distance z."""
         return self.v - self.focal * (y - self.height) / z
 
 
 @dataclass(frozen=True)
 class Street:
-    """Where things are across the street, in metres left (-) and right (+) of the camera."""
+    """The cross-section of a street, in metres left (-) and right (+) of the camera."""
 
     road: tuple[float, float]
-    strip: tuple[float, float]  # width of the grass beside the road, 0: none
-    walk: tuple[float, float]  # width of the sidewalks
-    yard: tuple[float, float]  # from the sidewalk to the fronts
+    strip: tuple[float, float]  # width of the grass next to the road, 0: none
+    sidewalk: tuple[float, float]  # width of the sidewalks
+    yard: tuple[float, float]  # from the sidewalk to the house fronts
     lane: float
-    end: float  # distance of what closes the street
+    end: float  # distance of the street's end
 
     def edge(self, s: int) -> float:
-        """Where the sidewalk begins, on the left (0) or right (1); positive."""
+        """Distance of the sidewalk, on the left (0) or right (1); positive."""
         return abs(self.road[s]) + self.strip[s]
 
     def front(self, s: int) -> float:
-        """Where the houses stand; positive."""
-        return self.edge(s) + self.walk[s] + self.yard[s]
+        """Distance of the house fronts; positive."""
+        return self.edge(s) + self.sidewalk[s] + self.yard[s]
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Canvas:
     def faces(self, faces: Sequence[Face], label: int) -> None:
         """Paint the faces in their order, each at the mean depth of its corners."""
         corners = np.array([corner for face in faces for corner in face.corners])
-        corners[:, 2] = np.maximum(corners[:, 2], 1.0)  # nothing behind the camera
+        corners[:, 2] = np.maximum(corners[:, 2], 1.0)  # ahead of the camera
         pixels = _fixed(self.camera.project(corners))
         sizes = [len(face.corners) for face in faces]
         starts = np.cumsum([0, *sizes])
@@ -116,13 +116,13 @@ class Canvas:
             colour = (*face.colour, label if face.label < 0 else face.label)
             facts = (depth, face.up, LIGHTS[face.light][0])
             cv2.fillConvexPoly(self.paint, outline, colour, cv2.LINE_8, _SUBPIXEL)
-            # One bit more behind the point is half the size.
+            # One more fractional bit halves the size.
             cv2.fillConvexPoly(self.facts, outline, facts, cv2.LINE_8, _SUBPIXEL + 1)
 
     def tint(
         self, area: tuple[slice, slice], colour: Floats, tone: Floats, mask: NDArray[np.bool_]
     ) -> None:
-        """Paint `colour` [3] or [c, 3] times `tone` [r, c] on an area where `mask` [r, c] is."""
+        """Paint `colour` [3] or [c, 3] times `tone` [r, c] on an area, under `mask` [r, c]."""
         paint = self.paint[area]
         for channel in range(3):  # all three at once take four times as long
             values = np.minimum(colour[..., channel] * tone, 255).astype(np.uint8)
@@ -140,14 +140,14 @@ class Canvas:
             np.copyto(area[..., channel], values[half].astype(np.float32), where=mask[half])
 
     def ground(self, outline: Sequence[tuple[float, float]], colour: Colour, label: int) -> None:
-        """Paint a polygon (x, z) on the ground, z from 2 m on; its depth stays as it is."""
+        """Paint a polygon (x, z) on the ground, z from 2 m on; depth stays unchanged."""
         points = np.array([(x, 0.0, z) for x, z in outline])
         corners = _fixed(self.camera.project(points))
         cv2.fillConvexPoly(self.paint, corners, (*colour, label), cv2.LINE_8, _SUBPIXEL)
 
 
 def _fixed(pixels: Floats) -> NDArray[np.int32]:
-    """Pixels in the fixed-point numbers that cv2 takes."""
+    """Pixels as cv2's fixed-point numbers."""
     return np.rint(pixels * (1 << _SUBPIXEL)).astype(np.int32)
 
 
@@ -189,6 +189,6 @@ def noise_tile(slope: float) -> NDArray[np.float32]:
 def noise(
     rng: np.random.Generator, height: int, width: int, slope: float = 1.0
 ) -> NDArray[np.float32]:
-    """A piece [height, width] of a noise tile, from a random place."""
+    """A random crop [height, width] of a noise tile."""
     top, left = rng.integers(0, _TILE - height + 1), rng.integers(0, _TILE - width + 1)
     return noise_tile(slope)[top : top + height, left : left + width]

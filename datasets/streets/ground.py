@@ -1,4 +1,4 @@
-"""The ground of a street: its classes, what is painted on the road, grain, and shadows."""
+"""The ground of a street: classes, road markings, grain, and shadows."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from ctta_bench.datasets.streets.buildings import HOUSE, Row
 from ctta_bench.datasets.streets.canvas import DEPTH, HEIGHT, UP, WIDTH, Canvas, Street, noise
 from ctta_bench.datasets.streets.objects import LABEL, shaded
 
-NEAR = 2.2  # metres; where polygons on the ground begin
-END = 300.0  # metres; where they end
+NEAR = 2.2  # metres; nearest point of polygons on the ground
+END = 300.0  # metres; farthest point
 ASPHALT, PAVING, GRASS, PAINT = (88, 88, 92), (132, 128, 124), (98, 112, 62), (206, 206, 200)
 
 
 def paint_ground(canvas: Canvas, rng: np.random.Generator, street: Street) -> None:
-    """The ground's classes and colours, and what is painted on the road."""
+    """Paint classes and colours of the ground, and the road markings."""
     first = int(np.ceil(canvas.camera.v + 1))
     canvas.paint[first:] = (*GRASS, LABEL["terrain"])
     grey = rng.uniform(0.78, 1.22)
@@ -24,8 +24,8 @@ def paint_ground(canvas: Canvas, rng: np.random.Generator, street: Street) -> No
     light = rng.uniform(0.9, 1.25)
     paving = shaded(PAVING, light)
     for s, sign in ((0, -1), (1, 1)):
-        edge, walk = street.edge(s), street.edge(s) + street.walk[s]
-        paved = street.front(s) + 8 if street.yard[s] < 1 and rng.random() < 0.5 else walk
+        edge, outer = street.edge(s), street.edge(s) + street.sidewalk[s]
+        paved = street.front(s) + 8 if street.yard[s] < 1 and rng.random() < 0.5 else outer
         _strip(canvas, (sign * edge, sign * paved), paving, LABEL["sidewalk"])
         kerb = shaded(paving, 1.2)
         _strip(canvas, (sign * edge, sign * (edge + 0.22)), kerb, LABEL["sidewalk"])
@@ -34,7 +34,7 @@ def paint_ground(canvas: Canvas, rng: np.random.Generator, street: Street) -> No
 
 
 def ground_depth(canvas: Canvas) -> None:
-    """The depth of the ground, and that it looks up, below the horizon."""
+    """Note the depth of the ground below the horizon, and that it faces up."""
     camera = canvas.camera
     first = int(np.ceil(camera.v / 2 + 0.5))
     below = 2 * np.arange(first, HEIGHT // 2) - camera.v
@@ -70,7 +70,7 @@ def _markings(canvas: Canvas, rng: np.random.Generator, street: Street) -> None:
 
 
 def paint_texture(canvas: Canvas, rng: np.random.Generator, shade: NDArray[np.float32]) -> None:
-    """Shadows, grain that gets finer with the distance, and the joints of the paving."""
+    """Paint shadows, grain that gets finer with distance, and the joints of the paving."""
     camera = canvas.camera
     first = 2 * int(np.ceil(camera.v / 2 + 0.5))
     ground = canvas.paint[first:]
@@ -88,7 +88,7 @@ def paint_texture(canvas: Canvas, rng: np.random.Generator, shade: NDArray[np.fl
     tone -= (joints & (labels == LABEL["sidewalk"])) * (np.float32(0.22) * strength)
     tone *= 1 - shade[first // 2 :]
     whole = cv2.resize((tone * 128).astype(np.uint8), (WIDTH, HEIGHT - first), interpolation=0)
-    # A multiplication by 128 / 128 keeps the labels.
+    # The factor 128 / 128 leaves the labels unchanged.
     factors = cv2.merge([whole, whole, whole, np.full_like(whole, 128)])
     cv2.multiply(ground, factors, dst=ground, scale=1 / 128)
 
@@ -96,7 +96,7 @@ def paint_texture(canvas: Canvas, rng: np.random.Generator, shade: NDArray[np.fl
 def shade(
     canvas: Canvas, rng: np.random.Generator, street: Street, rows: tuple[Row, ...], sun: int
 ) -> NDArray[np.float32]:
-    """How dark the houses' shadows make the ground, [H/2, W/2], where the sun shines."""
+    """How much the shadows of houses darken the ground, [H/2, W/2]; 0 without sun."""
     mask = np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8)
     if sun == 2:
         return mask.astype(np.float32)

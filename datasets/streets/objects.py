@@ -1,4 +1,4 @@
-"""People, bicycles, poles with lamps, lights and signs, and what all things share."""
+"""People, bicycles, poles with lamps, lights and signs, and helpers for all objects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,13 +34,13 @@ def pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
 
 
 def shaded(colour: Colour, factor: float) -> Colour:
-    """The colour, darker (factor below 1) or lighter."""
+    """A darker (factor below 1) or lighter colour."""
     r, g, b = (min(255, int(c * factor)) for c in colour)
     return (r, g, b)
 
 
 def shadow(canvas: Canvas, x: float, z: float, width: float, length: float) -> None:
-    """The dark ground under a thing, on the road or the sidewalk as it may be."""
+    """Darken the ground under an object, whatever the ground is."""
     camera, half = canvas.camera, width / 2 + 0.12
     outline = [(x - half, z - 0.25), (x + half, z - 0.25), (x + half, z + length)]
     outline.append((x - half, z + length))
@@ -59,7 +59,7 @@ def shadow(canvas: Canvas, x: float, z: float, width: float, length: float) -> N
 
 
 def person(canvas: Canvas, rng: np.random.Generator, x: float, z: float, lift: float = 0.0) -> None:
-    """A person who stands or walks; `lift` raises a rider onto the saddle."""
+    """Paint a standing or walking person; `lift` raises a rider to the saddle."""
     tall = rng.uniform(1.5, 1.9)
     coat, trousers = pick(rng, CLOTHES), shaded(pick(rng, CLOTHES), 0.6)
     stride, wide = rng.uniform(0.03, 0.28), rng.uniform(0.19, 0.26)
@@ -90,13 +90,13 @@ def _quad(
     colour: Colour,
     up: float = 0.0,
 ) -> Face:
-    """A quadrangle that faces the camera, from its lower edge `low` to `high`, both beside x."""
+    """A quadrangle facing the camera, from its lower edge `low` to `high`, relative to x."""
     corners = [(x + low[0], y[0], z), (x + low[1], y[0], z)]
     return Face([*corners, (x + high[1], y[1], z), (x + high[0], y[1], z)], colour, up)
 
 
 def _arm(x: float, z: float, y: tuple[float, float], wide: float, coat: Colour) -> Face:
-    """An arm on the side that the sign of `wide` tells."""
+    """An arm, on the side given by the sign of `wide`."""
     hip, neck = y
     s = 1.0 if wide > 0 else -1.0
     corners = [(x + wide + 0.1 * s, hip + 0.02, z), (x + wide, hip, z)]
@@ -107,7 +107,7 @@ def _arm(x: float, z: float, y: tuple[float, float], wide: float, coat: Colour) 
 def bicycle(
     canvas: Canvas, rng: np.random.Generator, x: float, z: float, ridden: bool, across: bool
 ) -> None:
-    """A bicycle, along the road or across it, alone or ridden."""
+    """Paint a bicycle, along or across the road, with or without a rider."""
     frame: Colour = pick(rng, ((150, 30, 30), (30, 60, 130), (40, 42, 44), (190, 190, 186)))
     faces = _across(x, z, frame) if across else _along(x, z, frame)
     canvas.faces(faces, LABEL["bicycle"])
@@ -144,10 +144,13 @@ def _along(x: float, z: float, frame: Colour) -> list[Face]:
 def pole(
     canvas: Canvas, rng: np.random.Generator, x: float, z: float, kind: str, road: float
 ) -> None:
-    """A pole: a lamp with an arm over the road, a traffic light, or a sign. `road`: -1 left, 1."""
+    """Paint a lamp with an arm over the road, a traffic light, or a sign.
+
+    road: direction of the road, -1 (left) or 1 (right).
+    """
     height = {"lamp": rng.uniform(5.5, 8.0), "light": 3.4, "sign": rng.uniform(2.4, 3.0)}[kind]
     thick = {"lamp": 0.09, "light": 0.075, "sign": 0.05}[kind]
-    thick = max(thick, 0.55 * z / canvas.camera.focal)  # a pixel at least
+    thick = max(thick, 0.55 * z / canvas.camera.focal)  # at least one pixel
     grey: Colour = shaded(STEEL, rng.uniform(0.6, 1.3))
     faces = [Face(front((x - thick, x + thick), (0.0, height), z), grey)]
     if kind == "lamp":

@@ -20,7 +20,7 @@ from ctta_bench.datasets.streets.objects import LABEL, pick, shaded
 
 
 def tree(canvas: Canvas, rng: np.random.Generator, x: float, z: float, low: bool = False) -> None:
-    """A tree with a trunk, or a bush (`low`)."""
+    """Paint a tree with a trunk, or a bush (`low`)."""
     tall = rng.uniform(0.8, 1.8) if low else rng.uniform(4.5, 9.0)
     crown = rng.uniform(0.6, 1.3) if low else rng.uniform(1.5, 2.9)
     middle = tall / 2 if low else tall - crown * 0.9
@@ -34,7 +34,7 @@ def tree(canvas: Canvas, rng: np.random.Generator, x: float, z: float, low: bool
 
 @functools.cache
 def _falloff(size: int) -> NDArray[np.float32]:
-    """Distance from the middle of a square [size, size], 1 at the middle of its sides."""
+    """Distance from the centre of a square [size, size]; 1 at the middle of its sides."""
     place = (np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1
     return np.sqrt(place[:, None] ** 2 + place[None] ** 2)
 

@@ -1,8 +1,8 @@
-"""Procedural street scenes in clear weather, with labels, depth and lights: a function of a seed.
+"""Procedural street scenes in clear weather, with labels, depth and lights, from a seed.
 
-A street along the z axis with lanes, sidewalks, rows of houses, walls, fences and hedges, and what
-stands and moves in it, seen by a level camera on a car. Geometry first: every pixel's depth is that
-of the surface it shows, and the class is what was painted there (Cityscapes' train ids).
+A street along the z axis with lanes, sidewalks, rows of houses, walls, fences and hedges, and with
+furniture, vehicles and people, seen by a level camera on a car. Depth and class (Cityscapes' train
+id) of every pixel are those of the surface that it shows.
 """
 
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ Floats = NDArray[np.floating[Any]]
 class Scene:
     """A scene: `image` uint8 [h, w, 3]; `label` uint8 [2h, 2w], train ids.
 
-    For weather, float32 [h, w]: `depth` in metres (the sky's is 1,000), `up` (how much a surface
-    looks up, 0 to 1) and `light` (the number of a lamp, canvas.LIGHTS); `small` is the label
-    [h, w] of the image's pixels, `camera` that of the label map.
+    For weather, float32 [h, w]: `depth` in metres (1,000 for the sky), `up` (how much a surface
+    faces up, 0 to 1) and `light` (number of a light in canvas.LIGHTS). `small`: labels [h, w] in
+    the image's size; `camera`: in pixels of the label map.
     """
 
     image: NDArray[np.uint8]
@@ -63,13 +63,13 @@ class Scene:
 
 
 def make_scene(seed: tuple[int, ...]) -> Scene:
-    """The scene of a seed: the same bits for the same numbers."""
+    """The scene of a seed; bit-identical for equal seeds."""
     rng = np.random.default_rng(seed)
     focal = WIDTH * rng.uniform(0.78, 0.98)
     u, v = WIDTH * rng.uniform(0.42, 0.58), HEIGHT * rng.uniform(0.38, 0.47)
     canvas = Canvas(Camera(focal, u, v, rng.uniform(1.35, 1.75)))
     street = _street(rng)
-    sun = int(rng.integers(3))  # 0: from the left, 1: from the right, 2: behind clouds
+    sun = int(rng.integers(3))  # 0: from the left, 1: from the right, 2: overcast
     _sky(canvas, rng, sun == 2)
     ground_depth(canvas)
     rows = tuple(
@@ -91,10 +91,10 @@ def _street(rng: np.random.Generator) -> Street:
     left = lane * rng.choice([1.5, 2.5], p=[0.7, 0.3]) + 0.3
     pair = rng.uniform(size=(4, 2))
     strip = np.where(pair[0] < 0.35, 0.8 + 2.2 * pair[1], 0.0)
-    walk = 1.9 + 2.4 * pair[2]
+    sidewalk = 1.9 + 2.4 * pair[2]
     yard = np.where(pair[3] < 0.3, 1.5 + 10 * pair[3], 0.3)
-    beside = [(float(a), float(b)) for a, b in (strip, walk, yard)]
-    return Street((-left, right), beside[0], beside[1], beside[2], lane, rng.uniform(60, 180))
+    widths = [(float(a), float(b)) for a, b in (strip, sidewalk, yard)]
+    return Street((-left, right), widths[0], widths[1], widths[2], lane, rng.uniform(60, 180))
 
 
 def _sky(canvas: Canvas, rng: np.random.Generator, overcast: bool) -> None:
@@ -115,7 +115,7 @@ def _sky(canvas: Canvas, rng: np.random.Generator, overcast: bool) -> None:
 def _background(
     canvas: Canvas, rng: np.random.Generator, street: Street, rows: tuple[Row, ...]
 ) -> None:
-    """Houses and trees behind the gaps, and what closes the street."""
+    """Paint houses and trees behind the gaps, and the end of the street."""
     columns = np.arange(WIDTH)
     for s in (0, 1):
         far = street.front(s) + rng.uniform(14, 30)
@@ -141,7 +141,7 @@ def _tall_hedges(row: Row) -> Row:
 
 
 def _open(canvas: Canvas, street: Street, row: Row, s: int) -> list[slice]:
-    """Runs of columns of a side where no house of its front row stands."""
+    """Runs of image columns of one side without a house in its front row."""
     chosen = _columns(canvas, (-1, 1)[s])
     offset = np.maximum(np.abs(np.arange(WIDTH)[chosen] - canvas.camera.u), 0.5)
     z = street.front(s) * canvas.camera.focal / offset
@@ -158,7 +158,7 @@ def _columns(canvas: Canvas, sign: int) -> slice:
 def _side(
     canvas: Canvas, rng: np.random.Generator, street: Street, row: Row, s: int, tone: float
 ) -> None:
-    """One side of the street: the ends of houses that gaps leave open, then the fronts."""
+    """Paint one side of the street: the gable ends at gaps, then the fronts."""
     camera, sign, front = canvas.camera, (-1, 1)[s], street.front(s)
     for number in np.flatnonzero(row.kind == HOUSE)[::-1]:
         z = float(row.start[number])
@@ -180,7 +180,7 @@ def _side(
 
 
 def _developed(canvas: Canvas, rng: np.random.Generator) -> Scene:
-    """The canvas at half its size, with a camera's exposure, white balance and grain."""
+    """The canvas at half its size, with the exposure, white balance and grain of a camera."""
     size = (WIDTH // 2, HEIGHT // 2)
     shown = cv2.resize(
         np.ascontiguousarray(canvas.paint[..., :3]), size, interpolation=cv2.INTER_AREA

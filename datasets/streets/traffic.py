@@ -1,4 +1,4 @@
-"""Who and what is where in a street: furniture, traffic, people; painted from far to near."""
+"""Placement of furniture, traffic and people in a street; painted from far to near."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ctta_bench.datasets.streets.vehicles import box_vehicle, car
 
 
 def paint_things(canvas: Canvas, rng: np.random.Generator, street: Street) -> None:
-    """All that stands and moves, from far to near."""
+    """Paint furniture, vehicles and people, from far to near."""
     things: list[tuple[float, Any, tuple[Any, ...]]] = []
     _furniture(things, rng, street)
     _traffic(things, rng, street)
@@ -41,7 +41,7 @@ def _furniture(things: list[Any], rng: np.random.Generator, street: Street) -> N
             x = sign * (street.front(s) + rng.uniform(-0.6, 0.4))
             things.append((rng.uniform(6, 40), tree, (x, True)))
         for _ in range(rng.poisson(0.5)):
-            x = sign * (street.edge(s) + street.walk[s] - 0.5)
+            x = sign * (street.edge(s) + street.sidewalk[s] - 0.5)
             things.append((rng.uniform(6, 22), bicycle, (x, False, True)))
 
 
@@ -67,7 +67,7 @@ def _traffic(things: list[Any], rng: np.random.Generator, street: Street) -> Non
 def _people(things: list[Any], rng: np.random.Generator, street: Street) -> None:
     for s, sign in ((0, -1), (1, 1)):
         for _ in range(rng.poisson(3.2)):
-            x = sign * (street.edge(s) + rng.uniform(0.4, max(0.5, street.walk[s] - 0.3)))
+            x = sign * (street.edge(s) + rng.uniform(0.4, max(0.5, street.sidewalk[s] - 0.3)))
             things.append((float(rng.gamma(2.2, 7) + 5), person, (x,)))
     if rng.random() < 0.3:
         z = rng.uniform(8, 28)

@@ -1,4 +1,4 @@
-"""Cars, buses and trucks, from behind or from the front, with the side that is seen."""
+"""Cars, buses and trucks, seen from behind or from the front, with one side."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ TRUCK_PAINTS: tuple[Colour, ...] = (*PAINTS[1:3], PAINTS[5], (52, 84, 130))
 
 @dataclass(frozen=True)
 class Body:
-    """A vehicle's place and measures in metres; z is its near end."""
+    """A vehicle's position and size in metres; z is its near end."""
 
     x: float
     z: float
@@ -40,16 +40,16 @@ class Body:
 
     @property
     def shows_side(self) -> bool:
-        """Whether the camera is beside it, not behind it."""
+        """Whether the camera sees one of its sides."""
         return abs(self.x) > self.width / 2
 
     @property
     def seen_side(self) -> float:
-        """Where the side is that the camera sees."""
+        """The position of the side that the camera sees."""
         return self.right if self.x < 0 else self.left
 
     def wheels(self, radius: float, ahead: float, behind: float) -> list[Face]:
-        """The two wheels of the seen side."""
+        """The two wheels of the visible side."""
         faces = []
         for middle in (self.z + ahead, self.z + self.length - behind):
             rim = disc(0, radius, 0, radius + 0.01, corners=8)
@@ -67,7 +67,7 @@ class Body:
 
 
 def car(canvas: Canvas, rng: np.random.Generator, x: float, z: float, oncoming: bool) -> None:
-    """A car, seen from behind or, if oncoming, from the front; z is its near end."""
+    """Paint a car, seen from behind or, if oncoming, from the front; z is its near end."""
     length, width = rng.uniform(3.7, 4.8), rng.uniform(1.68, 1.9)
     waist, roof = rng.uniform(0.82, 0.95), rng.uniform(1.38, 1.72)
     if rng.random() < 0.15:
@@ -125,7 +125,7 @@ def _car_end(body: Body, waist: float, roof: float, hood: float) -> list[Face]:
 def box_vehicle(
     canvas: Canvas, rng: np.random.Generator, x: float, z: float, oncoming: bool, kind: str
 ) -> None:
-    """A bus or a truck; z is its near end."""
+    """Paint a bus or a truck; z is its near end."""
     is_bus = kind == "bus"
     length = rng.uniform(9, 12) if is_bus else rng.uniform(6, 9)
     height = rng.uniform(2.9, 3.2) if is_bus else rng.uniform(2.8, 3.7)
@@ -141,8 +141,8 @@ def _box_side(body: Body, height: float, is_bus: bool) -> list[Face]:
     faces = [Face(side(s, (0.4, height), whole), shaded(body.paint, 0.72))]
     if not is_bus:
         faces.append(Face(side(s, (0.4, 0.9), whole), (52, 52, 54)))
-    for part in np.linspace(0.04, 0.84, 6) if is_bus else ():
-        pane = (body.z + part * body.length, body.z + (part + 0.12) * body.length)
+    for place in np.linspace(0.04, 0.84, 6) if is_bus else ():
+        pane = (body.z + place * body.length, body.z + (place + 0.12) * body.length)
         faces.append(Face(side(s, (1.35, 2.5), pane), GLASS, light="cabin"))
     return faces + body.wheels(0.46, 1.4, 1.8)
 

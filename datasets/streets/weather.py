@@ -1,10 +1,10 @@
-"""Weather and light over a clear scene, reasoned from its depth, classes and lights.
+"""Weather and light for a clear scene, computed from its depth, classes and lights.
 
-Fog, night, rain and snow are the benchmark's domains; dusk and dust are held out from them.
+Fog, night, rain and snow are the benchmark's domains; dusk and dust are hold-out domains.
 
-All light is summed in linear units (display values squared, a gamma of 2) and the result is what a
-camera shows of it. Fog and veils: I = J t + A (1 - t) with t = exp(-3 d / V) for the visibility V
-in metres (Koschmieder: 5 % contrast are left at V).
+All light is summed in linear units (display values squared, a gamma of 2), then converted back to
+display values. Fog and veils: I = J t + A (1 - t) with t = exp(-3 d / V) for the visibility V in
+metres (Koschmieder: at V, 5 % of the contrast remain).
 """
 
 import functools
@@ -34,7 +34,7 @@ def fog(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def night(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Little light but lamps, windows and cars: their halos, their light on the road, noise."""
+    """Darkness with lamps, windows and cars: halos, light on the road, and noise."""
     light = _linear(scene.image)
     cast = np.array((1.0, 0.86, 0.62) if rng.random() < 0.6 else (0.80, 0.92, 1.0), np.float32)
     sources = _LIGHT_TABLE[scene.light.astype(np.intp)]
@@ -52,7 +52,7 @@ def night(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def rain(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """A wet road that mirrors, a grey veil, streaks, and drops on the lens."""
+    """A wet, reflecting road, a grey veil, streaks, and drops on the lens."""
     colour = rng.uniform(0.36, 0.55) * np.array((0.97, 1.0, 1.04))
     light = _overcast(_linear(scene.image), scene, 0.2, colour) * rng.uniform(0.65, 0.95)
     light = _mirror(light, scene, rng)
@@ -63,7 +63,7 @@ def rain(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def snow(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Snow on what looks up, tracks on the road, flakes, and a bright veil."""
+    """Snow on surfaces that face up, tracks on the road, flakes, and a bright veil."""
     colour = rng.uniform(0.56, 0.74) * np.array((0.98, 1.0, 1.03))
     light = _overcast(_linear(scene.image), scene, 0.25, colour) * np.float32(0.9)
     patches = _noise(rng, scene, 1.1) + 0.5 * _noise(rng, scene, 0.4)
@@ -80,9 +80,10 @@ def snow(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def dusk(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The sun low ahead: a sky from orange to blue, things seen against it, glare.
+    """A low sun ahead: a sky from orange to blue, backlit objects, glare.
 
-    What faces us is lit by the blue sky behind us alone; the low sun grazes what looks up.
+    Surfaces facing the camera are lit only by the blue sky behind it; the low sun grazes surfaces
+    that face up.
     """
     angles = _angles(scene)
     bearing, height = rng.uniform(-0.45, 0.45), rng.uniform(0.03, 0.12)
@@ -103,7 +104,7 @@ def dusk(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def dust(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Brown haze, denser in blue light than in red; an ochre sun; sand on what looks up."""
+    """Brown haze, denser in blue light than in red; ochre light; sand on surfaces that face up."""
     sand = np.array((0.58, 0.49, 0.36), np.float32) * rng.uniform(0.9, 1.1)
     light = np.where((scene.small == SKY)[..., None], sand, _linear(scene.image))
     patches = _noise(rng, scene, 1.4)
@@ -119,12 +120,12 @@ def dust(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 Weather = Callable[[Scene, np.random.Generator], NDArray[np.uint8]]
 WEATHER: dict[str, Weather] = {"fog": fog, "night": night, "rain": rain, "snow": snow}
-# For choices of hyper-parameters, which must not see the four.
+# For the choice of hyper-parameters, which must not use the four domains.
 HELD_OUT: dict[str, Weather] = {"dusk": dusk, "dust": dust}
 
 
 def _angles(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Where each pixel looks, as slopes [h, w]: to the right and up."""
+    """The viewing direction of each pixel, as slopes [h, w] to the right and up."""
     height, width = scene.depth.shape
     right = (2 * np.arange(width, dtype=np.float32) - scene.camera.u) / scene.camera.focal
     up = (scene.camera.v - 2 * np.arange(height, dtype=np.float32)) / scene.camera.focal
@@ -146,7 +147,7 @@ def _display(light: Floats) -> NDArray[np.uint8]:
 
 
 def _blur(light: Floats, sigma: float) -> NDArray[np.float32]:
-    """A Gaussian blur; wide ones are made of a smaller picture."""
+    """A Gaussian blur; wide ones are computed on a smaller image."""
     if sigma < 4:
         return np.asarray(cv2.GaussianBlur(light, (0, 0), sigma), np.float32)
     height, width = light.shape[:2]
@@ -155,7 +156,7 @@ def _blur(light: Floats, sigma: float) -> NDArray[np.float32]:
 
 
 def _overcast(light: Floats, scene: Scene, grey: float, sky: Floats) -> NDArray[np.float32]:
-    """Paler colours (the share `grey` of the way to none) under a sky of one colour."""
+    """Less saturated colours (by the share `grey`) under a sky of one colour."""
     pale = (light @ _LUMINANCE)[..., None]
     mixed = light * np.float32(1 - grey) + pale * np.float32(grey)
     return np.where((scene.small == SKY)[..., None], sky.astype(np.float32), mixed)
@@ -170,13 +171,13 @@ def _veil(
 
 
 def _aside(scene: Scene) -> NDArray[np.float32]:
-    """How far right of the camera's axis each pixel is, in metres."""
+    """How far each pixel is to the right of the camera's axis, in metres."""
     place = 2 * np.arange(scene.depth.shape[1]) - scene.camera.u
     return (place / scene.camera.focal).astype(np.float32) * scene.depth
 
 
 def _headlights(scene: Scene) -> NDArray[np.float32]:
-    """Our own car's: to the right of its middle, falling with the distance, dipped."""
+    """The own car's dipped headlights: right of its centre, weaker with distance."""
     rows = 2 * np.arange(scene.depth.shape[0])[:, None] - scene.camera.v
     dipped = 1 / (1 + np.exp(-(rows / scene.camera.focal + 0.01) * 60))
     beam = np.exp(-(((_aside(scene) - 0.6) / 3.4) ** 2))
@@ -184,7 +185,7 @@ def _headlights(scene: Scene) -> NDArray[np.float32]:
 
 
 def _mirror(light: Floats, scene: Scene, rng: np.random.Generator) -> NDArray[np.float32]:
-    """The road shows upside down what stands behind it, most where it is seen at a flat angle."""
+    """The road reflects what is behind it, strongest at flat viewing angles."""
     height, width = scene.small.shape
     rows = np.arange(height, dtype=np.int32)[:, None]
     wet = (scene.small == ROAD) | (scene.small == WALK)
@@ -202,14 +203,14 @@ def _mirror(light: Floats, scene: Scene, rng: np.random.Generator) -> NDArray[np
 
 
 def _tracks(scene: Scene) -> NDArray[np.float32]:
-    """Where wheels have gone: 1 in their tracks, of our lane and the next one."""
+    """Wheel tracks of the own lane and the next one: 1 in a track."""
     aside = _aside(scene)
     places = np.stack([np.abs(aside - x) for x in (-4.0, -2.5, -0.75, 0.75)]).min(0)
     return np.clip(1.9 - places / 0.22, 0, 1) * (scene.depth < 40)
 
 
 def _layer(rng: np.random.Generator, kind: str) -> NDArray[np.float32]:
-    """A piece of a tile of streaks or flakes, of an image's size."""
+    """A crop of a tile of streaks or flakes, in the image's size."""
     tile = _tile(kind)
     top, left = rng.integers(0, _LAYER - 128), rng.integers(0, _LAYER - 256)
     return tile[top : top + 128, left : left + 256]
@@ -235,7 +236,7 @@ def _tile(kind: str) -> NDArray[np.float32]:
 
 
 def _lens_drops(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Drops on the lens: each shows the scene upside down, out of focus."""
+    """Drops on the lens; each shows the scene upside down and out of focus."""
     height, width = image.shape[:2]
     blurred = cv2.GaussianBlur(image, (0, 0), 1.6)
     result = image.copy()

@@ -253,7 +253,7 @@ def test_a_list_chooses_images_in_its_order_and_its_content_is_the_identity(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("fog/train/GOPR0475/other_rgb_anon.png", "names GOPR0475/other_rgb_anon.png, which"),
+        ("fog/train/GOPR0475/other_rgb_anon.png", "lists GOPR0475/other_rgb_anon.png, which"),
         ("fog/train/x\nfog/train/x", "lists an image twice"),
         ("rain/train/x", "lists no image of fog/train/"),
     ],
@@ -300,7 +300,7 @@ def damaged(root: Path) -> Path:
     [
         (raw, "holds the value 23, but train ids are 0 to 18, and 255"),
         (missing, "this label map is missing"),
-        (coloured, "has 3 channels, and a label map has one"),
+        (coloured, "has 3 channels, but a label map has one"),
         (small, "has 48x27 pixels, but its image"),
         (damaged, "is not a readable label map"),
     ],

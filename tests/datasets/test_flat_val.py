@@ -129,7 +129,7 @@ def test_the_development_kit_s_numbers_are_refused_without_its_table(val: Path) 
     ("name", "content", "words"),
     [
         # Numbers of the kit, counted from 0, under a name that promises sorted ones.
-        ("val.txt", pairs([KIT[s] - 1 for s in SYNSETS]), "counted in another order"),
+        ("val.txt", pairs([KIT[s] - 1 for s in SYNSETS]), "numbered in another order"),
         ("val.txt", pairs(PLACES).replace(str(PLACES[0]), "1000"), "is not an image of ImageNet's"),
         ("val.txt", "".join(pairs(PLACES).splitlines(True)[:4]), "too few images to find out"),
         ("val.txt", "0\n1\n", "has 2 lines instead of 50,000"),

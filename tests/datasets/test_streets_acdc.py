@@ -95,7 +95,7 @@ def test_training_scenes_are_the_source_set_with_small_labels() -> None:
     assert np.array_equal(train.load(number), source.load(number))
     assert np.array_equal(train.maps(number), source.maps(number)[:, ::2, ::2])
     assert (len(train.labels), len(test.labels)) == (3000, 200)
-    with pytest.raises(DataError, match="its scenes are made, not read"):
+    with pytest.raises(DataError, match="its scenes are generated, not read"):
         benchmark.training_sets(Path("somewhere"))
 
 

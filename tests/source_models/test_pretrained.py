@@ -106,7 +106,7 @@ def put_into(cache: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def test_a_timm_model_without_weights_is_refused_and_downloads_nothing(hub_cache: Path) -> None:
-    with pytest.raises(DataError, match="nothing is downloaded unasked: fetch them with `ctta-b"):
+    with pytest.raises(DataError, match="which are only downloaded on request: use `ctta-b"):
         load_source_model(VIT)
     assert not hub_cache.exists()
 
@@ -120,7 +120,7 @@ def test_weights_in_the_hubs_cache_are_used(hub_cache: Path, vit: dict[str, Tens
 
 def test_a_damaged_file_in_the_hubs_cache_is_told(hub_cache: Path, vit: dict[str, Tensor]) -> None:
     put_into(hub_cache, {k: v for k, v in vit.items() if k != "norm.bias"})
-    with pytest.raises(DataError, match=f"is not the whole file of {VIT}"):
+    with pytest.raises(DataError, match=f"is not the complete file of {VIT}"):
         load_source_model(VIT)
 
 
@@ -132,7 +132,7 @@ def test_weights_below_the_data_root_are_found_by_the_models_name(
     model = load_source_model(VIT, root=tmp_path)
     assert torch.equal(model.network.cls_token, vit["cls_token"])
     safetensors.torch.save_file(vit, tmp_path / "models/test_vit.r160_in1k.safetensors")
-    with pytest.raises(ConfigError, match="are both there; leave one"):
+    with pytest.raises(ConfigError, match="both exist; remove one"):
         load_source_model(VIT, root=tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_models_download_fetches_into_the_hubs_cache(hub_cache: Path) -> None:
 def test_a_repository_that_is_not_there_is_told_in_one_sentence() -> None:
     done = CliRunner().invoke(app, ["models", "download", "timm:test_resnet.r160_in1k"])
     assert done.exit_code == 2
-    assert "of timm/test_resnet.r160_in1k cannot be fetched from http://127.0.0.1" in done.stderr
+    assert "of timm/test_resnet.r160_in1k cannot be downloaded from http://127.0.0.1" in done.stderr
 
 
 @pytest.mark.usefixtures("hub_cache")
@@ -245,7 +245,9 @@ def test_another_input_size_resamples_positions_as_timm_does(
 
 
 def test_a_size_that_patches_do_not_tile_is_refused(vit_file: Path) -> None:
-    with pytest.raises(ConfigError, match="input_size 100x100: is no multiple of the 16x16 patch"):
+    with pytest.raises(
+        ConfigError, match="input_size 100x100: is not a multiple of the 16x16 patch"
+    ):
         load_source_model(VIT, weights=vit_file, input_size=(100, 100))
 
 
@@ -347,7 +349,7 @@ def test_a_timm_models_head_has_as_many_rows_as_the_benchmark_has_classes(
 
 
 def test_a_model_of_other_classes_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="tells 10 classes apart where the benchmark has 100"):
+    with pytest.raises(ConfigError, match="has 10 classes, but the benchmark has 100"):
         load_source_model("toy_vit", num_classes=100)
 
 

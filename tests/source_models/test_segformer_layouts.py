@@ -293,9 +293,9 @@ def without(name: str) -> Any:
             without("backbone.block1.0.attn.kv.bias"),
             r"key 'backbone\.block1\.0\.attn\.kv\.bias' is missing",
         ),
-        (without("decode_head."), r"no SegFormer's decode head \(it starts with 'backbone"),
-        (without("backbone."), r"no SegFormer's encoder \(it starts with 'decode_head"),
-        (lambda _: {}, r"no SegFormer's encoder \(it holds no tensor"),
+        (without("decode_head."), r"no decode head of a SegFormer \(it starts with 'backbone"),
+        (without("backbone."), r"no encoder of a SegFormer \(it starts with 'decode_head"),
+        (lambda _: {}, r"no encoder of a SegFormer \(it holds no tensor"),
         (
             lambda state: state | {"backbone.prompt": torch.rand(3)},
             r"key 'backbone\.prompt' belongs to no layer",

@@ -89,7 +89,7 @@ def test_two_models_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     real = shared.load_source_model
 
     def read(name: str, **options: Any) -> Any:
-        held.append(models._kept is not None)
+        held.append(models._cached is not None)
         return real(name, **options)
 
     monkeypatch.setattr(shared, "load_source_model", read)

@@ -139,7 +139,7 @@ def test_a_cut_off_file_is_an_error_in_one_sentence(suffix: str, tmp_path: Path)
     save = {".pth": torch.save, ".safetensors": safetensors.torch.save_file}[suffix]
     save(weights(), whole)
     file.write_bytes(whole.read_bytes()[:1000])
-    with pytest.raises(DataError, match="is not a whole file of weights"):
+    with pytest.raises(DataError, match="is not a complete file of weights"):
         load_weights(tiny_vit(), file)
     with pytest.raises(DataError, match=r"missing\.pth: no such file of weights"):
         load_weights(tiny_vit(), tmp_path / "missing.pth")
@@ -300,11 +300,15 @@ def test_a_folder_stands_for_its_one_file_of_weights(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_several_or_no_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no one file of weights \(none of .safetensors"):
+    with pytest.raises(
+        DataError, match=r"does not hold exactly one file of weights \(none of .safetensors"
+    ):
         weight_file(tmp_path)
     for name in ("a.pth", "b.pth"):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"holds no one file of weights \(a.pth, b.pth\)"):
+    with pytest.raises(
+        DataError, match=r"does not hold exactly one file of weights \(a.pth, b.pth\)"
+    ):
         weight_file(tmp_path)
 
 
@@ -319,5 +323,5 @@ def test_what_is_noted_with_the_weights_is_read(tmp_path: Path) -> None:
     assert recorded_beside(tmp_path / "own.safetensors") == noted
     assert recorded_beside(tmp_path / "model.bin") == {}
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="what is noted with the weights is damaged"):
+    with pytest.raises(DataError, match="the record next to the weights is damaged"):
         recorded_beside(tmp_path)
