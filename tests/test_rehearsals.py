@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
@@ -50,6 +51,20 @@ OF_LISTS = ("continual", "reset", "gradual", "ptta")
 PAIRS = [(r, s) for r in READERS for s in SETTINGS if "-" not in r or s in OF_LISTS]
 # All that is refused, with words of the sentence; every other pair runs.
 REFUSED = {(r, s): f"setting {s} needs severities" for r in NO_SEVERITIES for s in WALKS}
+
+
+def default_and_slow(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
+    """By default each reader under one setting, and each setting on one reader; else slow."""
+    return [
+        pytest.param(
+            reader,
+            setting,
+            marks=()
+            if setting in ("continual", "gradual") or reader == "cifar10_c"
+            else pytest.mark.slow,
+        )
+        for reader, setting in pairs
+    ]
 
 
 Run = Callable[..., Result]
@@ -160,7 +175,12 @@ def test_the_readers_are_all_that_there_are() -> None:
     assert shipped == {benchmark for benchmark, *_ in READERS.values()}
 
 
-@pytest.mark.parametrize(("reader", "setting"), [p for p in PAIRS if p not in REFUSED])
+RUN = default_and_slow(p for p in PAIRS if p not in REFUSED)
+
+
+@pytest.mark.parametrize(("reader", "setting"), RUN)
+    ("reader", "setting"), default_and_slow(p for p in PAIRS if p not in REFUSED)
+)
 def test_the_reader_runs_under_the_setting(reader: str, setting: str, run: Run) -> None:
     found = told(run(reader, setting))
     assert tuple(found) == READERS[reader][2]
@@ -174,7 +194,7 @@ def test_the_reader_runs_under_the_setting(reader: str, setting: str, run: Run) 
     assert list(found.values()) == wanted
 
 
-@pytest.mark.parametrize(("reader", "setting"), REFUSED)
+@pytest.mark.parametrize(("reader", "setting"), default_and_slow(REFUSED))
 def test_what_cannot_be_is_refused_in_a_sentence(reader: str, setting: str, run: Run) -> None:
     result = run(reader, setting)
     assert (result.exit_code, result.stdout) == (2, "")

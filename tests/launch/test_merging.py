@@ -101,7 +101,9 @@ def test_links_are_not_followed(tmp_path: Path, make: Make) -> None:
 def test_the_command_says_what_it_did_and_refuses_with_code_2(tmp_path: Path, make: Make) -> None:
     ours, theirs = two(tmp_path, make)
     assert "would merge: 1 new" in call("merge", ours, theirs, "--dry-run").stdout
-    assert f"merged: 1 new, 0 finished in {theirs}, 1 the same" in call("merge", ours, theirs).stdout
+    assert (
+        f"merged: 1 new, 0 finished in {theirs}, 1 the same" in call("merge", ours, theirs).stdout
+    )
     change(theirs / "trial/tent-b/result.json", mean=1.0)
     refused = call("merge", ours, theirs)
     assert (refused.exit_code, "nothing was copied" in refused.stderr) == (2, True)
