@@ -1,11 +1,11 @@
-"""ctta-bench: every method of continual test-time adaptation on every benchmark, one protocol.
+"""ctta-bench: continual test-time adaptation, every method on every benchmark by one protocol.
 
     model = ctta_bench.load_model("fashion_vit")
     benchmark = ctta_bench.load_benchmark("fashion_c", examples=200)
     method = ctta_bench.load_method("tent", model)
     result = ctta_bench.evaluate(method, benchmark)
 
-The names below load on first use, so that `import ctta_bench` costs next to nothing.
+The names below load on first use, so that `import ctta_bench` is fast.
 """
 
 from importlib import import_module

@@ -1,4 +1,11 @@
-"""The suite from Python: build a model, a benchmark and a method, and run one on the other."""
+"""The suite from Python: build a model, a benchmark and a method, and run the method.
+
+model = ctta_bench.load_model("fashion_vit")
+benchmark = ctta_bench.load_benchmark("fashion_c", examples=200)
+method = ctta_bench.load_method("tent", model, benchmark="fashion_c", lr=1e-3)
+result = ctta_bench.evaluate(method, benchmark)
+print(result.error, result.by_domain)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,29 +34,40 @@ from ctta_bench.stream.loading import named_failures
 
 @dataclass(frozen=True)
 class Result:
-    """What `evaluate` returns: scores per image, and the same record that a run leaves on disk."""
+    """The result of `evaluate`: scores per image, and the record that a run writes to disk.
+
+    `record` has the keys of result.json; `scores` has arrays over the images of the stream.
+    """
 
     record: ResultRecord
     scores: Scores | MapScores
 
     @property
     def error(self) -> float:
-        """Mean error in %: over domains, then over rounds. For classification."""
+        """Mean error in % (0 to 100): over domains, then over rounds. For classification.
+
+        Raises ConfigError for another metric.
+        """
         return self._mean("error")
 
     @property
     def miou(self) -> float:
-        """Mean mIoU in %: over domains, then over rounds. For segmentation; nan: nothing scored."""
+        """Mean mIoU in % (0 to 100): over domains, then over rounds. For segmentation.
+
+        It is nan if no pixel was scored. Raises ConfigError for another metric.
+        """
         return self._mean("miou")
 
     def _mean(self, metric: str) -> float:
         if self.record["metric"] != metric:
-            raise ConfigError(f"this result has no {metric}, but {self.record['metric']}.")
+            raise ConfigError(
+                f"this result has no {metric}: its metric is {self.record['metric']}."
+            )
         return float("nan") if self.record["mean"] is None else float(self.record["mean"])
 
     @property
     def by_domain(self) -> dict[str, float | None]:
-        """Error or mIoU in % of each domain in the last round; None: nothing to score."""
+        """Error or mIoU in % of each domain in the last round; None if nothing was scored."""
         metric, last = self.record["metric"], self.record["rounds"][-1]
         return {domain["domain"]: domain[metric] for domain in last["domains"]}
 
@@ -57,9 +75,20 @@ class Result:
 def load_model(
     model: str | nn.Module, *, weights: Path | str | None = None, preprocessing: Regime = "true"
 ) -> SourceModel:
-    """A SourceModel from a registered name, `timm:MODEL.TAG`, or any module of images to logits.
+    """Build the source model that methods adapt.
 
-    A module brings its own weights; its `pretrained_cfg`, if any, says how images are normalised.
+        load_model("fashion_vit")  # a registered name
+        load_model("timm:vit_base_patch16_224.augreg_in21k_ft_in1k")
+        load_model(my_network)  # any module from normalised images to logits
+
+    Args:
+        model: a registered name (`ctta-bench list models`), `timm:MODEL.TAG`, or a module with its
+            weights. The `pretrained_cfg` of a module, if any, has mean, std and input size.
+        weights: a file of weights, for a name.
+        preprocessing: "true" normalises as the checkpoint was trained; "lineage" gives the network
+            raw images in [0, 1], as earlier papers did.
+
+    Raises ConfigError for an unknown name, DataError for missing or damaged weights.
     """
     if isinstance(model, SourceModel):
         return model
@@ -70,7 +99,15 @@ def load_model(
 
 
 def load_benchmark(name: str, *, root: Path | str | None = None, **settings: Any) -> Benchmark:
-    """A benchmark by name; keyword arguments are its settings (batch_size, examples, ...)."""
+    """Build a benchmark: `load_benchmark("imagenet_c", root="/data", batch_size=64)`.
+
+    Args:
+        name: a registered name (`ctta-bench list benchmarks`).
+        root: the folder of the data, if the benchmark needs one.
+        settings: its settings, such as batch_size, examples, domains, severity.
+
+    Raises ConfigError for an unknown name or setting, or a value that is out of range.
+    """
     entry = BENCHMARKS.get(name)
     chosen = validate(entry.Settings, settings, f"benchmark {name}")
     benchmark: Benchmark = entry(chosen, Path(root) if root is not None else None)
@@ -88,9 +125,20 @@ def load_method(
     window: int = 0,
     **overrides: Any,
 ) -> Method:
-    """A method by name on a model, which it changes; overrides are hyper-parameters.
+    """Build a method on a model, which the method changes: `load_method("tent", model, lr=1e-4)`.
 
-    `preset` and `benchmark` choose the values beneath the overrides (see `ctta-bench list`).
+    Args:
+        name: a registered name (`ctta-bench list methods`).
+        model: the source model, or a module from normalised images to logits.
+        preset: "default", "paper", "code", ...; the values that `overrides` do not set.
+        benchmark: whose preset values are used; "any" takes those that hold for all benchmarks.
+        seed: seeds the method's own random stream.
+        precision: "float64", "float32", "bfloat16" or "float16".
+        window: images that are gathered before an update (single-image streams); 0 for none.
+        overrides: hyper-parameters.
+
+    Raises ConfigError for an unknown name, preset or hyper-parameter, MethodError if the method
+    does not support the model.
     """
     entry = METHODS.get(name)
     values = preset_values(name, preset or "default", benchmark) | overrides
@@ -109,10 +157,17 @@ def evaluate(
     workers: int = 0,
     loggers: Sequence[Logger] = (),
 ) -> Result:
-    """Run a method over a benchmark's stream, in memory; nothing is written.
+    """Run a method on the stream of a benchmark, in memory: no files are written.
 
-    `workers` processes load images ahead. Raises DataError if data is missing, the model is near
-    chance on source images, or it has other classes than the benchmark.
+    Args:
+        method: a method that has not been run.
+        benchmark: the benchmark.
+        seed: chooses the order of the images.
+        workers: processes that load images in advance; 0 loads in this process.
+        loggers: receive every batch.
+
+    Raises DataError if data is missing, if the model is near chance on source images, or if model
+    and benchmark have different classes.
     """
     opened = OpenBenchmark(benchmark=benchmark, seed=seed, workers=workers)
     _check_classes(method.model, benchmark)

@@ -1,10 +1,15 @@
-"""What can go wrong, by who can mend it. The command line prints the sentence and exits with 2.
+"""Errors that a user can correct. The command line prints their message and exits with status 2.
 
 CttaBenchError
-├── ConfigError   a name, key, value or combination the user gave
+├── ConfigError   a name, key, value or combination in the configuration
 ├── DataError     a file or folder of data or weights: missing, damaged, of the wrong shape
-├── MethodError   a method that cannot serve this model or task, or broke its own contract
+├── MethodError   a method that does not support this model or task, or broke the method contract
 └── RunError      a run folder: locked, of another configuration, not writable, damaged
+
+    try:
+        method = ctta_bench.load_method("dept", model)
+    except ctta_bench.errors.MethodError as error:
+        print(error)  # DePT does not support my_resnet: ...
 """
 
 import difflib
@@ -12,7 +17,7 @@ from collections.abc import Iterable
 
 
 class CttaBenchError(Exception):
-    """Base of all errors a user can mend; its text is one sentence: what, where, what to do."""
+    """Base of all errors that a user can correct. The message: what, where, what to do."""
 
 
 class ConfigError(CttaBenchError):
@@ -24,11 +29,11 @@ class DataError(CttaBenchError):
 
 
 class MethodError(CttaBenchError):
-    """A method needs what the model or benchmark lacks, or broke the contract of a method."""
+    """A method does not support the model or benchmark, or broke the method contract."""
 
 
 class RunError(CttaBenchError):
-    """A run folder cannot be used: locked, foreign, damaged or not writable."""
+    """A run folder cannot be used: locked, of another configuration, damaged, not writable."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,9 +1,15 @@
-"""METHODS, BENCHMARKS, MODELS: names that users type, found without importing what is not used.
+"""The registries: METHODS, BENCHMARKS and MODELS have the names that users type.
 
-METRICS and MEASURES are what is scored, TABLES and FIGURES what a report consists of.
-Entries are written as usual in mmengine, `@METHODS.register_module("tent")` on a class or function.
-A registry first reads the source files of its package as text, so that `ctta-bench list` needs
-neither torch nor mmengine; the module of an entry is imported when the entry is built.
+METRICS and MEASURES are for scoring, TABLES and FIGURES for reports. A class or function is
+registered as in mmengine, and built by its name:
+
+    @METHODS.register_module("tent")
+    class Tent(Method): ...
+
+    METHODS.get("tent")(model)
+
+A registry first reads the source files of its packages as text, so that `ctta-bench list` needs
+neither torch nor mmengine. The module of an entry is imported at the first `get`.
 """
 
 import ast
@@ -27,9 +33,11 @@ ENTRY_POINT_GROUP = "ctta_bench.plugins"
 
 @dataclass(frozen=True)
 class Entry:
-    """What the source text tells of an entry: where it is, its first line of documentation, and
-    what is literal: class attributes (`source_access`, `paper`, ...) and what the decorator says
-    besides the name (`place=20`)."""
+    """An entry as read from source text: its name, module, and first line of documentation.
+
+    `attributes` are literals: class attributes (`source_access`, `paper`, ...) and the keyword
+    arguments of the decorator (`place=20`).
+    """
 
     name: str
     module: str
@@ -38,16 +46,16 @@ class Entry:
 
 
 def canonical(name: str) -> str:
-    """The registry's spelling of a name: lower case, underscores (`ImageNet-C` is `imagenet_c`)."""
+    """A name as registries spell it, lower case with underscores: `ImageNet-C` to `imagenet_c`."""
     return name.strip().lower().replace("-", "_")
 
 
 class Registry:
-    """A lazy view of one mmengine registry.
+    """One registry, which imports entries on demand.
 
-    `kind` is the noun used in messages, `variable` the name that decorators use in source files,
-    `packages` those whose modules hold the entries. A plain one does without mmengine, whose import
-    takes half a second, and is not shown by `ctta-bench list`. `display_names` are those of names
+    `kind` is the noun of messages, `variable` the name that decorators use in source files, and
+    `packages` have the modules of the entries. A plain registry does not use mmengine, whose
+    import takes half a second, and is not shown by `ctta-bench list`. `display_names` are for names
     that are not registered (a model `timm:...`).
     """
 
@@ -88,16 +96,19 @@ class Registry:
         return found
 
     def entries(self) -> dict[str, Entry]:
-        """All known entries by name, sorted: those of the package and those of loaded plug-ins."""
+        """All entries by name, sorted: those of the packages and of loaded plug-ins."""
         load_entry_points()
         return dict(sorted((self._package_entries | self._plugin_entries).items()))
 
     def names(self) -> list[str]:
-        """All known names, sorted."""
+        """All names, sorted."""
         return list(self.entries())
 
     def find(self, name: str) -> Entry:
-        """The entry called `name`; raises ConfigError with close names and the places searched."""
+        """The entry called `name`, without importing it.
+
+        Raises ConfigError with similar names and the searched packages if there is none.
+        """
         entries = self.entries()
         entry = entries.get(canonical(name))
         if entry is None:
@@ -112,7 +123,10 @@ class Registry:
         return entry
 
     def get(self, name: str) -> Any:
-        """The registered class or function; imports its module. Raises ConfigError if unknown."""
+        """The class or function called `name`; imports its module.
+
+        Raises ConfigError for an unknown name.
+        """
         entry = self.find(name)
         importlib.import_module(entry.module)
         return self._modules.module_dict[entry.name]
@@ -134,12 +148,12 @@ class Registry:
         return str(self.declared(name, "citation", ""))
 
     def forget(self, module: str) -> None:
-        """Drop the entries of a plug-in whose code failed half-way."""
+        """Remove the entries of a plug-in whose import failed."""
         kept = {n: e for n, e in self._plugin_entries.items() if e.module != module}
         self._plugin_entries = kept
 
     def names_with(self, **facts: Any) -> list[str]:
-        """The names whose entries have these facts, by their `place`; None: does not have it."""
+        """Names of the entries with these attributes, in the order of `place`; None: without it."""
         found = [
             entry
             for entry in self.entries().values()
@@ -150,8 +164,8 @@ class Registry:
     def register_module(self, name: str, **facts: Any) -> Callable[[T], T]:
         """Decorator that registers a class or function under `name`, as mmengine's does.
 
-        `facts` are literals that the entry has among its attributes. Raises ConfigError if another
-        module already owns the name.
+        `facts` are literals that are added to the attributes of the entry. Raises ConfigError if
+        another module has registered the name.
         """
 
         name = canonical(name)
@@ -161,8 +175,8 @@ class Registry:
             owner = (self._package_entries | self._plugin_entries).get(name)
             if owner is not None and owner.module != module:
                 raise ConfigError(
-                    f"{module} registers the {self.kind} {name!r}, which {owner.module} already "
-                    "owns; choose another name."
+                    f"{module} registers the {self.kind} {name!r}, which {owner.module} has "
+                    "registered already; choose another name."
                 )
             if owner is None:
                 doc = (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
@@ -179,7 +193,7 @@ class Registry:
 
 
 class _PlainModules:
-    """What this module uses of mmengine's registry."""
+    """The part of mmengine's registry that this module uses."""
 
     def __init__(self) -> None:
         self.module_dict: dict[str, Any] = {}
@@ -189,7 +203,7 @@ class _PlainModules:
 
 
 def _modules_of(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Name and file of each module that lies flat in one of the packages."""
+    """Name and file of each module directly in one of the packages."""
     for package in packages:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -217,7 +231,7 @@ def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
 def registered(
     node: ast.ClassDef | ast.FunctionDef, variable: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names under which a class or function is registered, and the facts beside them."""
+    """Names under which a class or function is registered, with the keyword arguments."""
     for call in node.decorator_list:
         match call:
             case ast.Call(
@@ -240,7 +254,7 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
                 try:
                     values[key] = _literal(value)
                 except ValueError:
-                    continue  # not a literal: known only after import
+                    continue  # not a literal
     return values
 
 
@@ -260,15 +274,15 @@ MODELS = Registry(
     "ctta_bench.datasets",
     display_names={"timm:vit_base_patch16_224.augreg_in21k_ft_in1k": "ViT-B/16 (ImageNet)"},
 )
-# Of a report, in the order of `place`. A table is made by a function of runs that returns a Table,
-# None, or several; `of="all"`: of all runs, else of the runs that share a table.
+# Of a report, in the order of `place`. A table is a function that makes a Table, several or None of
+# runs: with `of="all"` of all runs, else of those that share a table.
 TABLES = Registry(
     "table", "TABLES", "ctta_bench.analysis.tables", "ctta_bench.analysis.paper", plain=True
 )
 FIGURES = Registry(
     "figure", "FIGURES", "ctta_bench.analysis.figures", "ctta_bench.analysis.paper", plain=True
 )
-# What a task is scored by, under the task's name, and measures of classification beside the error.
+# The metric of each task, by the task's name, and further measures of classification.
 METRICS = Registry("metric", "METRICS", "ctta_bench.scoring", plain=True)
 MEASURES = Registry("measure", "MEASURES", "ctta_bench.scoring", plain=True)
 REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES, METRICS, MEASURES)
@@ -321,7 +335,7 @@ def short_reference(key: str, venue: str = "") -> str:
 
 
 _plugins: dict[str, ModuleType] = {}
-# What other people's code raises at import when it is wrong (pydantic's errors are among these).
+# Errors of faulty plug-ins at import; pydantic's errors are ValueErrors.
 _PLUGIN_FAULTS = (
     ImportError,
     OSError,
@@ -338,14 +352,15 @@ _PLUGIN_FAULTS = (
 
 
 def loaded_plugins() -> dict[str, ModuleType]:
-    """Plug-ins loaded so far, by the file or module name that asked for them."""
+    """The loaded plug-ins, by the file or module name that the user gave."""
     return dict(_plugins)
 
 
 def load_plugin(file_or_module: str) -> ModuleType:
-    """Import a plug-in: a Python file by its path, or an installed module by its name.
+    """Import a plug-in, whose entries join the registries: `load_plugin("my_method.py")`.
 
-    Raises ConfigError if there is no such file or module, or its code does not run.
+    It is a Python file (a path that ends in .py) or an installed module by its name. Raises
+    ConfigError if there is no such file or module, or if the import fails.
     """
     if file_or_module in _plugins:
         return _plugins[file_or_module]
@@ -365,8 +380,8 @@ def load_plugin(file_or_module: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"plug-in {str(path)!r}: no such file.")
-    import hashlib  # with importlib.metadata below, half of what `--help` would load here
+        raise ConfigError(f"plug-in {str(path)!r}: no such file; check the path.")
+    import hashlib  # slow to import, as importlib.metadata below: not needed by `--help`
 
     # The path is part of the module's name: two files called my_method.py are two plug-ins.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]

@@ -1,11 +1,11 @@
-"""check_method: what every method owes, run on a tiny model within seconds.
+"""The conformance checks: whether a method fulfils the method contract, on tiny models in seconds.
 
     from ctta_bench.testing import check_method
     for outcome in check_method("tent"):
         assert outcome.passed, outcome
 
-`ctta-bench check METHOD` prints the same. A method that cannot satisfy a check says why in its
-class: `exempt = {"scored_logits": "scored logits average random augmentations"}`.
+`ctta-bench check METHOD` prints the same. A method that cannot satisfy a check gives the reason in
+its class: `exempt = {"scored_logits": "scored logits average random augmentations"}`.
 """
 
 import copy
@@ -40,7 +40,7 @@ NETWORKS: dict[Task, tuple[Callable[[], nn.Module], ...]] = {
     "classification": (tiny_vit, tiny_cnn),
     "segmentation": (tiny_segmentor,),
 }
-# How a method may run, and the type of its logits (and of the images it is given).
+# Precisions that are checked, and the type of the images and logits.
 PRECISIONS: dict[Precision, torch.dtype] = {
     "float64": torch.float64,
     "bfloat16": torch.float32,
@@ -50,7 +50,7 @@ PRECISIONS: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check of one method: "passed", "failed" (with what was seen) or "exempt" (with why)."""
+    """The outcome of one check: "passed", "failed" (with the finding) or "exempt" (with why)."""
 
     method: str
     check: str
@@ -59,12 +59,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the method owes nothing here."""
+        """Whether the check passed, or the method is exempt."""
         return self.state != "failed"
 
 
 class Failure(AssertionError):
-    """A check found what must not be."""
+    """A check failed; the message says what was found."""
 
 
 CHECKS: dict[str, Callable[["Bench"], None]] = {}
@@ -77,31 +77,38 @@ def check(function: Callable[["Bench"], None]) -> Callable[["Bench"], None]:
 
 
 def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
-    """Run every check on the method called `name`, with hyper-parameters overridden if given.
+    """Run all conformance checks on a registered method.
 
-    Each runs on every tiny network that serves the method: a ViT, one with BatchNorm, a segmentor.
+    Each check runs on every tiny network that the method supports: a ViT, a network with BatchNorm,
+    and a segmentation network if the method is for segmentation.
+
+        for outcome in check_method("tent", lr=1e-3):
+            print(outcome.check, outcome.state, outcome.detail)
+
+    `overrides` are hyper-parameters. Raises ConfigError for an unknown method, and MethodError if
+    the method supports none of the networks of a task that it declares.
     """
     entry = METHODS.get(name)
     benches = supported_benches(entry, overrides)
     for check_name, function in CHECKS.items():
         why = {b.task: entry.declared("exempt", b.task).get(check_name, "") for b in benches}
-        owing = [bench for bench in benches if not why[bench.task]]
-        wrong = next(filter(None, (_fault(function, bench) for bench in owing)), "")
-        if wrong or not owing:
+        checked = [bench for bench in benches if not why[bench.task]]
+        wrong = next(filter(None, (_fault(function, bench) for bench in checked)), "")
+        if wrong or not checked:
             reason = next(filter(None, why.values()), "")
             state, detail = ("failed", wrong) if wrong else ("exempt", reason)
             yield Outcome(name, check_name, state, detail)
             continue
-        spared = [f"exempt on {task}: {reason}" for task, reason in why.items() if reason]
-        yield Outcome(name, check_name, "passed", "; ".join(spared))
+        exempt = [f"exempt on {task}: {reason}" for task, reason in why.items() if reason]
+        yield Outcome(name, check_name, "passed", "; ".join(exempt))
 
 
 def _fault(function: Callable[["Bench"], None], bench: "Bench") -> str:
-    """What a check finds wrong and on which network; "" if nothing."""
+    """The failure that a check finds, and on which network; "" if there is none."""
     try:
         with torch.random.fork_rng(devices=[]):
             function(bench)
-    except Exception as error:  # whatever an author's code raises is what is reported
+    except Exception as error:  # whatever the method's code raises is reported
         first = str(error).strip().partition("\n")[0]
         what = first if isinstance(error, Failure) else f"{type(error).__name__}: {first}"
         return f"{what} ({bench.network.__name__})"
@@ -109,7 +116,7 @@ def _fault(function: Callable[["Bench"], None], bench: "Bench") -> str:
 
 
 class TinySource:
-    """32 labelled random images of a side; notes whether labels were asked for."""
+    """32 labelled random images of `side` pixels; records whether labels were read."""
 
     def __init__(self, dtype: torch.dtype, side: int = SIDE) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -121,7 +128,7 @@ class TinySource:
         return len(self.images)
 
     def batches(self, batch_size: int = 64, *, epoch: int = 0, first: int = 0) -> Iterator[Tensor]:
-        """Images alone, in the same order in every epoch."""
+        """Images without labels, in the same order in every epoch."""
         yield from self.images.split(batch_size)[first:]
 
     def labelled_batches(
@@ -135,12 +142,12 @@ class TinySource:
     def once(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """What is made; nothing is kept."""
+        """The result of `make`; nothing is stored."""
         return make()
 
 
 class Bench:
-    """Builds started methods of one class on a tiny network."""
+    """Builds and starts methods of one class on a tiny network."""
 
     def __init__(
         self, entry: type[Method], overrides: dict[str, Any], network: Callable[[], nn.Module]
@@ -154,21 +161,21 @@ class Bench:
         self.overrides = entry.declared("checked_with", self.task) | overrides
 
     def hyperparameters(self, **more: Any) -> Any:
-        """The hyper-parameters under test; `source_samples` is cut to what the tiny source has."""
+        """The hyper-parameters of the checks; `source_samples` is 16 unless overridden."""
         values = self.overrides | more
         if "source_samples" in self.entry.Hyperparameters.model_fields:
             values = {"source_samples": 16} | values
         return self.entry.Hyperparameters(**values)
 
     def method(self, *, seed: int = 0, precision: Precision = "float32", **more: Any) -> Method:
-        """A fresh, started method."""
+        """A new method, started."""
         dtype = torch.float64 if precision == "float64" else torch.float32
         model = SourceModel(self.network()).to(dtype)
         method = self.entry(model, self.hyperparameters(**more), seed=seed, precision=precision)
         source = TinySource(dtype, self.side)
         method.start(source if method.source_access != "none" else None)
         if source.labels_read and method.source_access != "labelled":
-            raise Failure("prepare() read labels without labelled source access")
+            raise Failure("prepare() reads labels, but source_access is not 'labelled'")
         return method
 
     def batches(self, count: int = 4, size: int | None = None, seed: int = 0) -> list[Tensor]:
@@ -182,13 +189,13 @@ class Bench:
 
     @staticmethod
     def tensors(model: nn.Module) -> dict[str, Tensor]:
-        """Copies of all tensors of a model, those that no file holds as well."""
+        """Copies of all tensors of a model, non-persistent buffers included."""
         named = dict(model.named_parameters()) | dict(model.named_buffers())
         return {name: tensor.detach().clone() for name, tensor in named.items()}
 
     @staticmethod
     def statistics(model: nn.Module) -> set[str]:
-        """Names of the buffers of norm layers: what a method may move without declaring it."""
+        """Names of the buffers of norm layers, which a method may change without declaring it."""
         return {
             f"{name}.{key}"
             for name, module in model.named_modules()
@@ -198,13 +205,13 @@ class Bench:
 
 
 def supported_benches(entry: type[Method], overrides: dict[str, Any]) -> list[Bench]:
-    """A bench on every tiny network that the method takes, of each task that it declares.
+    """A bench for every tiny network that the method supports, for each task that it declares.
 
-    Raises MethodError, the network's refusal, if there is none for a task.
+    Raises the method's MethodError if it supports none of a task.
     """
     benches = []
     for task in sorted(entry.tasks):
-        serving, refusal = [], None
+        supported, refusal = [], None
         for network in NETWORKS[task]:
             bench = Bench(entry, overrides, network)
             try:
@@ -212,59 +219,59 @@ def supported_benches(entry: type[Method], overrides: dict[str, Any]) -> list[Be
             except MethodError as error:
                 refusal = error
             else:
-                serving.append(bench)
-        if refusal is not None and not serving:
+                supported.append(bench)
+        if refusal is not None and not supported:
             raise refusal
-        benches += serving
+        benches += supported
     return benches
 
 
 def expect(condition: bool, what: str) -> None:
-    """Raise Failure saying `what` was seen unless the condition holds."""
+    """Raise Failure with the message `what` if the condition is false."""
     if not condition:
         raise Failure(what)
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
-    """Names of tensors of both that differ in any bit (equal NaNs are equal)."""
+    """Names of the tensors of both that are not bit-identical (NaNs count as equal)."""
     common = one.keys() & other.keys()
     return {n for n in common if not torch.equal(one[n].nan_to_num(), other[n].nan_to_num())}
 
 
 def declared(method: Method) -> set[str]:
-    """Names in the model of the tensors that the method says it adapts."""
+    """Names in the model of the method's trainable parameters."""
     ours = {id(p) for p in method.trainable.values()}
     return {name for name, p in method.model.named_parameters() if id(p) in ours}
 
 
 def listed(names: set[str]) -> str:
-    """The first names in a sentence."""
+    """The first three names, for a message."""
     shown = sorted(names)[:3]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @check
 def only_declared_tensors_change(bench: Bench) -> None:
-    """Every tensor of the model but the trainable ones and norm statistics stays the source's.
+    """Only trainable parameters and norm statistics differ from the source model's.
 
-    Nor does any other parameter ask for a gradient: it would cost, and pile up.
+    No other parameter requires a gradient: it would cost time and accumulate.
     """
     method = bench.method()
     source = bench.tensors(SourceModel(bench.network()))
-    before = source | bench.tensors(method.model) | source  # set up and prepared: still the source
+    before = source | bench.tensors(method.model) | source  # also after setup and prepare
     for images in bench.batches():
         method(images)
     ours = declared(method)
     changed = differing(before, bench.tensors(method.model))
     changed -= ours | bench.statistics(method.model)
-    expect(not changed, f"changed without being declared trainable: {listed(changed)}")
+    expect(not changed, f"changed, but not declared trainable: {listed(changed)}")
     asking = {n for n, p in method.model.named_parameters() if p.requires_grad} - ours
-    expect(not asking, f"gradients of what is not declared trainable: {listed(asking)}")
+    expect(not asking, f"requires a gradient, but not declared trainable: {listed(asking)}")
 
 
 @check
 def every_declared_tensor_changes(bench: Bench) -> None:
-    """What is reported as trainable is trained: none of it is where it was after four batches."""
+    """Every trainable parameter has changed after four batches."""
     method = bench.method()
     before = {name: p.detach().clone() for name, p in method.trainable.items()}
     for images in bench.batches():
@@ -275,41 +282,41 @@ def every_declared_tensor_changes(bench: Bench) -> None:
 
 @check
 def scored_logits(bench: Bench) -> None:
-    """What is returned is what `predict` gives before the update (the model's, or a teacher's)."""
+    """The returned logits are those of `predict` before the update (the model's or a teacher's)."""
     method = bench.method()
     for number, images in enumerate(bench.batches()):
         with torch.no_grad():
             predicted = copy.deepcopy(method).predict(images)
         difference = float((method(images) - predicted).abs().max())
-        expect(difference <= 1e-4, f"batch {number}: off from predict() by {difference:.2g}")
+        expect(difference <= 1e-4, f"batch {number}: differs from predict() by {difference:.2g}")
 
 
 @check
 def labels_never_reach_it(bench: Bench) -> None:
-    """`adapt` takes images alone, and `prepare` reads no labels that it did not declare."""
+    """`adapt` takes images only, and `prepare` reads labels only with labelled source access."""
     parameters = list(inspect.signature(bench.entry.adapt).parameters)
-    expect(len(parameters) == 2, f"adapt takes {', '.join(parameters[1:])}; it gets images alone")
+    expect(len(parameters) == 2, f"adapt takes {', '.join(parameters[1:])}; it gets images only")
     bench.method()
 
 
 @check
 def reset_restores_every_bit(bench: Bench) -> None:
-    """After reset the same stream gives the same bits as at first."""
+    """After a reset, the same stream gives bit-identical logits."""
     method, batches = bench.method(), bench.batches()
     start = bench.tensors(method.model)
     state = method._rng.clone()
     first = [method(images) for images in batches]
     method.reset()
     left = differing(start, bench.tensors(method.model))
-    expect(not left, f"not as at the start: {listed(left)}")
+    expect(not left, f"not reset: {listed(left)}")
     method._rng = state
     again = [method(images) for images in batches]
-    expect(all(map(torch.equal, first, again)), "the stream replayed after a reset differs")
+    expect(all(map(torch.equal, first, again)), "logits after a reset differ")
 
 
 @check
 def resume_is_bit_same(bench: Bench) -> None:
-    """State saved at any batch and loaded into a fresh method goes on to the same bits."""
+    """A state saved at any batch and loaded into a new method gives bit-identical logits."""
     batches, whole = bench.batches(5), bench.method()
     saved, expected = [], []
     for images in batches:
@@ -319,11 +326,11 @@ def resume_is_bit_same(bench: Bench) -> None:
         fresh = bench.method()
         fresh.load_state_dict(saved[stop])
         rest = [fresh(images) for images in batches[stop:]]
-        expect(all(map(torch.equal, expected[stop:], rest)), f"differs after a stop at {stop}")
+        expect(all(map(torch.equal, expected[stop:], rest)), f"logits differ from batch {stop} on")
 
 
 def _stays_finite(method: Method, images: Tensor, what: str) -> Tensor:
-    """Logits of images, after which the model is finite and a loss that was not is counted."""
+    """Logits of images; checks that the model stays finite and a non-finite loss is counted."""
     skipped = method.counters["skipped_updates"]
     method.loss = torch.zeros(())
     logits = method(images)
@@ -332,13 +339,13 @@ def _stays_finite(method: Method, images: Tensor, what: str) -> Tensor:
     expect(not bad, f"{what}: not finite afterwards: {listed(bad)}")
     lost = not bool(torch.as_tensor(method.loss).isfinite().all())
     counted = method.counters["skipped_updates"] > skipped
-    expect(counted or not lost, f"{what}: the update that was left out is not counted")
+    expect(counted or not lost, f"{what}: the skipped update is not counted")
     return logits
 
 
 @check
 def small_batches(bench: Bench) -> None:
-    """A batch of one and a short last batch give finite logits and leave the model finite."""
+    """Batches of one and of three images give finite logits and leave the model finite."""
     method = bench.method()
     for size in (bench.size, 1, 3, 1):
         (images,) = bench.batches(1, size)
@@ -349,7 +356,7 @@ def small_batches(bench: Bench) -> None:
 
 
 def flat_batches(bench: Bench) -> dict[str, Tensor]:
-    """Batches without any difference between pixels, or between images."""
+    """Batches in which all pixels, or all images, are equal."""
     (image,) = bench.batches(1, 1)
     return {
         "zeros": torch.zeros(bench.size, 3, bench.side, bench.side),
@@ -360,7 +367,7 @@ def flat_batches(bench: Bench) -> dict[str, Tensor]:
 
 @check
 def constant_images(bench: Bench) -> None:
-    """All-zero, all-one and repeated images leave the model finite."""
+    """Images of zeros, of ones, and one repeated image leave the model finite."""
     method = bench.method()
     for what, images in flat_batches(bench).items():
         _stays_finite(method, images, what)
@@ -368,14 +375,14 @@ def constant_images(bench: Bench) -> None:
 
 @check
 def nan_images(bench: Bench) -> None:
-    """NaN images leave the model finite, are counted if it updates, and it goes on afterwards."""
+    """NaN images leave the model finite, count as a skipped update, and do not stop the method."""
     method, batches = bench.method(), bench.batches(3)
     method(batches[0])
     skipped = method.counters["skipped_updates"]
     _stays_finite(method, torch.full_like(batches[0], torch.nan), "NaN images")
     if method.trainable:
         counted = method.counters["skipped_updates"] - skipped
-        expect(counted >= 1, "the update that was left out is not counted")
+        expect(counted >= 1, "the skipped update is not counted")
     one = batches[2].clone()
     one[3] = torch.inf
     _stays_finite(method, one, "one infinite image in a batch")
@@ -384,10 +391,10 @@ def nan_images(bench: Bench) -> None:
 
 @check
 def learning_rate_zero_is_source(bench: Bench) -> None:
-    """With lr 0 no parameter moves and the logits are Source's.
+    """With a learning rate of 0, no parameter changes and the logits are the source model's.
 
-    Of a network with BatchNorm: Source's in the same norm mode; if the method moves its statistics
-    along the stream, there is nothing to compare.
+    With BatchNorm the source model uses the same norm mode; logits are not compared if the method
+    updates norm statistics.
     """
     if "lr" not in bench.entry.Hyperparameters.model_fields:
         return
@@ -402,19 +409,19 @@ def learning_rate_zero_is_source(bench: Bench) -> None:
             ours, theirs = (_comparable(bench, values) for values in (logits, source(images)))
         difference = float((ours - theirs).abs().max())
         if not differing(start, bench.tensors(method.model)) & bench.statistics(method.model):
-            expect(difference <= 1e-4, f"logits are off Source's by {difference:.2g}")
+            expect(difference <= 1e-4, f"logits differ from the source model's by {difference:.2g}")
     changed = differing(start, bench.tensors(method.model)) - bench.statistics(method.model)
-    expect(not changed, f"lr 0 moves {listed(changed)}")
+    expect(not changed, f"changed with lr 0: {listed(changed)}")
 
 
 def _comparable(bench: Bench, logits: Tensor) -> Tensor:
-    """Logits, or their log-probabilities where scores may be either."""
+    """Logits, or log-probabilities for segmentation, where scores may be either."""
     return logits.log_softmax(1) if bench.task == "segmentation" else logits
 
 
 @check
 def permutation(bench: Bench) -> None:
-    """Permuting a batch permutes its logits."""
+    """A permuted batch gives permuted logits."""
     (images,) = bench.batches(1)
     order = torch.randperm(bench.size, generator=torch.Generator().manual_seed(1))
     plain, permuted = bench.method()(images), bench.method()(images[order])
@@ -424,7 +431,7 @@ def permutation(bench: Bench) -> None:
 
 @check
 def declared_passes(bench: Bench) -> None:
-    """Counted forward and backward passes an image equal those that the class declares."""
+    """Forward and backward passes per image equal those that the class declares."""
     declared = bench.entry.declared("passes_per_image", bench.task)
     if declared is None:
         raise Failure("the class declares no passes_per_image = (forward, backward)")
@@ -441,19 +448,19 @@ def declared_passes(bench: Bench) -> None:
 
 @check
 def same_seed_same_bits(bench: Bench) -> None:
-    """Two methods of one seed agree, whatever is drawn outside between their batches."""
+    """Equal seeds give bit-identical logits, whatever else draws random numbers."""
     one, other = bench.method(seed=5), bench.method(seed=5)
     for images in bench.batches():
         left = one(images)
         torch.rand(3)
-        expect(torch.equal(left, other(images)), "the same seed gives other bits")
+        expect(torch.equal(left, other(images)), "logits of equal seeds differ")
 
 
 @check
 def precisions(bench: Bench) -> None:
-    """float64, and autocast to bfloat16 and float16, give finite logits in float64 and float32.
+    """Logits are finite in float64, and in autocast to bfloat16 and float16 (as float32).
 
-    Flat images too, on which small numbers underflow; the model stays finite.
+    Also on constant images, where small numbers underflow; the model stays finite.
     """
     for precision, dtype in PRECISIONS.items():
         method = bench.method(precision=precision)

@@ -182,6 +182,7 @@ def test_the_contract_of_plug_ins_is_importable_without_a_warning() -> None:
         f"from ctta_bench{module} import {name}"
         for module in of_contract
         for name in NAMES[f"ctta_bench{module}"]
+        if name not in RENAMED_NAMES.get(module.removeprefix("."), {})
     )
 
     done = subprocess.run(

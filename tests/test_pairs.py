@@ -437,7 +437,7 @@ def test_the_list_tells_counts_and_refusals_for_any_model_without_its_weights() 
     # Twenty BatchNorm layers, 4,800 channels.
     assert (found["tent"]["parameters"], len(found["tent"]["trainable"])) == (9600, 40)
     assert found["rotta"]["scored"] == "teacher" and found["tent"]["scored"] == "model"
-    assert "no linear layer of role q" in found["paid"]["refusal"]
+    assert "linear layers of role q" in found["paid"]["refusal"]
     text = invoke("list", "methods", "--model", "fashion_vit", "--verbose").stdout
     assert "blocks.0.norm1.weight" in text and "norm re-estimates" in text
     assert invoke("list", "models", "--model", "fashion_vit").exit_code == 2

@@ -274,7 +274,7 @@ def test_frozen_weights_of_the_source_model_are_not_copied() -> None:
 
 @pytest.mark.parametrize("value", [iter([1]), {torch.ones(1): 2}], ids=["iterator", "tensor key"])
 def test_what_cannot_be_saved_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(MethodError, match=r"^Box: .*memory is a .*cannot be saved; keep .*\.$"):
+    with pytest.raises(MethodError, match=r"^Box: .*memory is a .*cannot be saved; use .*\.$"):
         capture(Box(memory=value))
 
 

@@ -196,7 +196,7 @@ def test_a_length_is_given_once(name: str) -> None:
 
 def test_the_warm_up_of_another_model_is_refused() -> None:
     giver, taker = fresh("lora", rank=3), fresh("lora", rank=2)
-    with pytest.raises(MethodError, match="is of another method or model"):
+    with pytest.raises(MethodError, match="belongs to another method or model"):
         taker.start(source_of(taker), trained(giver))
 
 

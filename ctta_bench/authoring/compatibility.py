@@ -1,7 +1,7 @@
-"""Which method serves which model, and what it would update there; no weights and no data needed.
+"""Compatibility of methods and models, and what a method would update; without weights or data.
 
-`ctta-bench list methods --model MODEL` prints it. A method that cannot serve a model says so when
-it is built.
+`ctta-bench list methods --model MODEL` prints it. A method that does not support a model raises
+MethodError when it is built.
 """
 
 import copy
@@ -17,15 +17,16 @@ from ctta_bench.model.preprocessing import recorded_preprocessing
 from ctta_bench.registry import METHODS
 from ctta_bench.source_models.pretrained import build
 
-# Whose presets show a method on a model of a task, where no benchmark is named.
+# The benchmark of the presets for models of a task.
 PRESETS_FOR: dict[Task, str] = {"classification": "any", "segmentation": "cityscapes_acdc"}
 
 
 @dataclass(frozen=True)
 class Compatibility:
-    """A method on a model: the tensors it trains with their numbers of values, or why not.
+    """A method on a model: the numbers of values of the tensors that it trains, or `refusal`.
 
-    `scored` is the network whose logits are scored, always as it is before the batch's update.
+    `refusal` is the message of the method's MethodError. `scored` is "model" or "teacher": the
+    network whose logits are scored, before the update on the batch.
     """
 
     method: str
@@ -37,12 +38,12 @@ class Compatibility:
 
     @property
     def parameters(self) -> int:
-        """Trained values in all."""
+        """Number of trained values."""
         return sum(self.trainable.values())
 
 
 def compatibilities(model: str, methods: list[str]) -> Iterator[Compatibility]:
-    """Each of `methods`, with its default preset, on the model called `model`.
+    """The compatibility of each of `methods`, with its default preset, and the model `model`.
 
     Raises ConfigError for an unknown model.
     """
@@ -54,7 +55,7 @@ def compatibilities(model: str, methods: list[str]) -> Iterator[Compatibility]:
 
 
 def compatibility(name: str, model: SourceModel) -> Compatibility:
-    """The method called `name` on a model, which it changes."""
+    """The compatibility of the method `name` and a model, which is changed."""
     entry = METHODS.get(name)
     values = preset_values(name, "default", PRESETS_FOR[model.task])
     try:
@@ -73,5 +74,5 @@ def compatibility(name: str, model: SourceModel) -> Compatibility:
 def _scored(method: Method) -> str:
     try:
         return "model" if method.scored_model is method.model else "teacher"
-    except MethodError:  # a teacher, with prompts that no plain network holds
+    except MethodError:  # a teacher with prompts, which is not a plain network
         return "teacher"

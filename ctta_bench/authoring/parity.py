@@ -1,8 +1,8 @@
-"""Golden figures of official implementations against ours.
+"""Parity cases: our methods compared with reference outputs of the authors' code.
 
-A folder of cases holds `cases/NAME.json` and `.safetensors`, two small models and one stream; its
-format is described in tests/parity/README.md. Further folders come from the environment variable
-CTTA_BENCH_PARITY, separated as in PATH.
+A folder of cases has `cases/NAME.json` and `.safetensors`, two small models and one stream; the
+format is described in tests/parity/README.md. The environment variable CTTA_BENCH_PARITY adds
+folders, separated as in PATH.
 """
 
 import csv
@@ -29,13 +29,13 @@ from ctta_bench.record.folder import atomic
 from ctta_bench.registry import METHODS
 
 ENVIRONMENT = "CTTA_BENCH_PARITY"
-# In words, among the patches of a case.
+# A sentence among the `patches` of a case.
 _STORED_WITH = re.compile(r"of the case (\w+) \(stored once\)")
 
 
 @dataclass(frozen=True)
 class CaseFile:
-    """One golden case and the folder whose models and stream it uses."""
+    """One case of reference outputs, and the folder of its models and stream."""
 
     name: str
     folder: Path
@@ -47,7 +47,7 @@ class CaseFile:
         return case
 
     def recorded(self) -> dict[str, Tensor]:
-        """The recorded tensors of the case, with start values that another one stores for it."""
+        """The recorded tensors of the case, with the start values that another case stores."""
         tensors = load_file(self.folder / "cases" / f"{self.name}.safetensors")
         for other in _STORED_WITH.findall(" ".join(self.read().get("patches", []))):
             whole = load_file(self.folder / "cases" / f"{other}.safetensors")
@@ -63,7 +63,7 @@ def repository_cases() -> Path:
     folder = Path(__file__).resolve().parents[2] / "tests" / "parity"
     if not folder.is_dir():
         raise ConfigError(
-            "parity: this installation has no golden cases beside it; name a folder with --cases "
+            "parity: this installation has no reference outputs; name a folder with --cases "
             "(tests/parity of the repository)."
         )
     return folder
@@ -75,13 +75,13 @@ def collect(folders: Iterable[Path], method: str | None = None) -> dict[str, Cas
     found = {}
     for folder in [*folders, *extra]:
         if not (folder / "cases").is_dir():
-            raise DataError(f"{folder}: holds no folder `cases` of golden cases.")
+            raise DataError(f"{folder}: no folder `cases` of reference outputs; check the path.")
         for file in sorted((folder / "cases").glob("*.json")):
             found[file.stem] = CaseFile(file.stem, folder)
     if method is None:
         return found
-    served = {name: translate(file.read()) for name, file in found.items()}
-    return {n: f for n, f in found.items() if served[n] and served[n].method == method}
+    ours = {name: translate(file.read()) for name, file in found.items()}
+    return {n: f for n, f in found.items() if ours[n] and ours[n].method == method}
 
 
 def translations() -> list[Any]:
@@ -93,7 +93,7 @@ def translations() -> list[Any]:
 
 
 def translate(case: dict[str, Any]) -> Any:
-    """The translation that serves `case`, or None if no method of ours does."""
+    """The translation of `case` to a method of the suite, or None if there is none."""
     return next((t for t in translations() if t.matches(case)), None)
 
 
@@ -123,7 +123,7 @@ class TinyCNN(nn.Module):
 
 
 class CaseSource:
-    """The stream's 64 source images in batches of 16, in order, as `prepare` may read them."""
+    """The case's 64 source images for `prepare`, in batches of 16, in order."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self._images, self._labels = images, labels
@@ -138,19 +138,19 @@ class CaseSource:
     def labelled_batches(
         self, batch_size: int = 16, *, epoch: int = 0, first: int = 0
     ) -> list[tuple[Tensor, Tensor]]:
-        """Images and labels int64 [16], the same in every epoch."""
+        """Images and labels int64 [16], in the same order in every epoch."""
         return list(zip(self._images.split(16), self._labels.split(16), strict=True))[first:]
 
     def once(
         self, what: str, facts: dict[str, Any], make: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """What is made; nothing is kept."""
+        """The result of `make`; nothing is stored."""
         return make()
 
 
 @dataclass
 class ReplayedCase:
-    """A case replayed through our method."""
+    """A case that was replayed with our method: its logits and final tensors."""
 
     case: dict[str, Any]
     recorded: dict[str, Tensor]
@@ -161,10 +161,10 @@ class ReplayedCase:
 
 
 def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
-    """Feed a case's stream to our method, built from its source, function and hyper-parameters."""
+    """Run our method, with the settings of a case, on its stream."""
     case, recorded = file.read(), file.recorded()
     translation = translate(case)
-    assert translation is not None, f"{file.name}: no method of ours serves it"
+    assert translation is not None, f"{file.name}: no method of the suite for this case"
     network = {"tiny_vit": tiny_vit, "tiny_cnn": TinyCNN}[case["model"]]()
     network.load_state_dict(load_file(file.folder / "model" / f"{case['model']}.safetensors"))
     stream = load_file(file.folder / "stream" / "stream.safetensors")
@@ -176,7 +176,7 @@ def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
         precision="float64" if dtype == torch.float64 else "float32",
     )
     method.start(source if method.source_access != "none" else None)
-    # Some official codes start with a memory of images from before the stream.
+    # Some official codes start with a memory of source images.
     images = stream["source_images"].to(dtype) / 255
     translation.set_initial_state(method, case, recorded | {"source_images": images})
     replayed = ReplayedCase(case, recorded, method, [], {})
@@ -189,7 +189,7 @@ def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a case is from our method, in float64, and whether everything recorded agrees.
+    """The result of a case: the difference in float64, and whether everything recorded agrees.
 
     `method` is "" and `agrees` None for a case of a method that is not in the suite.
     """
@@ -205,12 +205,12 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The verdict in words."""
+        """The verdict as text."""
         return {True: "equal", False: "DIFFERS", None: "not in the suite"}[self.agrees]
 
 
 def verdict(file: CaseFile) -> Verdict:
-    """Replay a case in float64 and float32 and compare all that was recorded of it."""
+    """Replay a case in float64 and float32, and compare everything that was recorded."""
     case = file.read()
     translation, commit = translate(case), case.get("commit", "-")
     if translation is None or translation.method not in METHODS.names():
@@ -236,7 +236,7 @@ def verdict(file: CaseFile) -> Verdict:
 
 
 def write_verdicts(verdicts: Iterable[Verdict], out: Path) -> None:
-    """The verdicts as CSV, by method and case: what the page of a report tells of a method."""
+    """Write the verdicts as CSV, sorted by method and case, for the page of a report."""
     rows = sorted(verdicts, key=lambda verdict: (verdict.method, verdict.case))
     fields = ("method", "case", "source", "commit", "difference", "tolerance", "words")
     with atomic(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -248,7 +248,7 @@ def write_verdicts(verdicts: Iterable[Verdict], out: Path) -> None:
 
 
 def statistics_difference(replayed: ReplayedCase) -> float:
-    """Largest difference of source statistics from the recorded ones; inf if there are none."""
+    """Largest difference of source statistics from the recorded ones; inf without any."""
     pairs = [(ours, replayed.recorded.get(name)) for name, ours in replayed.tensors.items()]
     return max((_difference(o, t) for o, t in pairs if t is not None), default=math.inf)
 
@@ -275,18 +275,18 @@ def _inputs(recorded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
 
 
 def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
-    """What our code computes otherwise than a case of kind "function", a phrase each.
+    """The outputs of a case of kind "function" that differ from ours, a phrase each.
 
-    Its inputs are given to the translation's `run_function` in `dtype` (float32 or float64).
+    The translation's `run_function` computes ours in `dtype` (float32 or float64).
     """
     case, recorded = file.read(), file.recorded()
     translation = translate(case)
-    assert translation is not None, f"{file.name}: no method of ours serves it"
+    assert translation is not None, f"{file.name}: no method of the suite for this case"
     prefix, tolerance = (
         ("out64/", "tolerance64") if dtype == torch.float64 else ("out/", "tolerance")
     )
     ours = translation.run_function(case, _inputs(recorded, dtype))
-    # Whole numbers are recorded once, for they are the same in both precisions.
+    # Whole numbers are recorded once: they are the same in both precisions.
     theirs = {
         name: recorded[f"out/{name}" if facts.get("exact") else f"{prefix}{name}"]
         for name, facts in case["outputs"].items()
@@ -300,7 +300,7 @@ def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
 
 
 def _difference(ours: Tensor | None, theirs: Tensor) -> float:
-    """Largest difference of any entry; inf if there is no such tensor of that shape, or of nan."""
+    """Largest difference of any entry; inf for a missing tensor, another shape, or NaN."""
     if ours is None or ours.shape != theirs.shape:
         return math.inf
     difference = float((ours.double() - theirs.double()).abs().max())
@@ -308,7 +308,7 @@ def _difference(ours: Tensor | None, theirs: Tensor) -> float:
 
 
 def largest_difference(replayed: ReplayedCase, prefix: str) -> float:
-    """Largest difference of any scored logit from those recorded under `prefix`; nan is inf."""
+    """Largest difference of any scored logit from those recorded as `prefix`; inf for NaN."""
     differences = [
         float((ours - replayed.recorded[f"{prefix}{number}"]).abs().max())
         for number, ours in enumerate(replayed.logits)
@@ -317,7 +317,7 @@ def largest_difference(replayed: ReplayedCase, prefix: str) -> float:
 
 
 def tensor_mismatches(replayed: ReplayedCase) -> list[str]:
-    """What of the adapted tensors at the end differs from the recorded figures, a phrase each."""
+    """Differences of the final adapted tensors from the recorded figures, a phrase each."""
     found = []
     for name, facts in replayed.case["final"].get("student", {}).items():
         ours, tolerance = replayed.tensors.get(name), facts["tolerance"]
@@ -336,7 +336,7 @@ def tensor_mismatches(replayed: ReplayedCase) -> list[str]:
         ]
         whole = replayed.recorded.get(f"final/student/{name}")
         if whole is not None:
-            # As one figure: the largest deviation of any entry; equal NaNs are equal.
+            # One figure: the largest deviation of any entry; NaNs count as equal.
             both = torch.isnan(whole) & torch.isnan(ours)
             worst = torch.where(both, 0.0, (ours - whole).abs()).max()
             figures.append(("entries", float(worst), 0.0, tolerance))

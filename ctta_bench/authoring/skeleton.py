@@ -1,4 +1,4 @@
-"""`ctta-bench new method NAME`: a working skeleton and its test, for an author to fill."""
+"""`ctta-bench new method NAME`: a working skeleton of a method, and its test."""
 
 import re
 from pathlib import Path
@@ -17,11 +17,11 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("{name}")
 class {title}(Method):
-    """One line that `ctta-bench list methods` shows."""
+    """One line for `ctta-bench list methods`."""
 
     paper = ""
     checked_against = "the paper's formulas alone"
-    source_access = "none"  # or "unlabelled", "labelled": what prepare(source) may read
+    source_access = "none"  # or "unlabelled", "labelled": access of prepare(source)
     passes_per_image = (1, 1)  # forward, backward
     search_space = {{"lr": (1e-5, 1e-1)}}  # what `ctta-bench tune` searches
 
@@ -31,18 +31,18 @@ class {title}(Method):
         weight: float = Field(1.0, ge=0, description="weight of the loss")
 
     def setup(self):
-        """Choose what is adapted and build the optimiser; teachers and memories, too."""
+        """Choose the parameters to adapt; build optimiser, teachers and memories."""
         self.adapt_only(self.model.norm_parameters())
         self.optimizer = self.build_optimizer()
 
     def adapt(self, images):
-        """Return the scored logits [n, classes] of images [n, 3, H, W] in [0, 1], and update."""
+        """Update on images [n, 3, H, W] in [0, 1] and return their scored logits [n, classes]."""
         logits = self.model(images)
         self.step(self.hp.weight * softmax_entropy(logits).mean())
         return logits  # from before the update
 '''
 
-TEST = '''"""What {title} owes as a method; add what its paper promises."""
+TEST = '''"""The conformance checks of {title}; add tests of the equations of its paper."""
 
 from pathlib import Path
 
@@ -62,9 +62,9 @@ def test_check(check):
 
 
 def new_method(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write NAME.py and test_NAME.py into `folder`; returns both paths.
+    """Write NAME.py and test_NAME.py to `folder`; returns both paths.
 
-    Raises ConfigError for a name that is taken or no Python name, and never overwrites a file.
+    Raises ConfigError for a name that is taken or not a Python name, and if a file exists.
     """
     name = canonical(name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -74,8 +74,8 @@ def new_method(name: str, folder: Path) -> tuple[Path, Path]:
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     for file in files:
         if file.exists():
-            raise ConfigError(f"{file}: is there already and is not overwritten.")
-    title = "".join(part.capitalize() for part in name.split("_"))
+            raise ConfigError(f"{file}: exists already; choose another name or folder.")
+    title = "".join(word.capitalize() for word in name.split("_"))
     folder.mkdir(parents=True, exist_ok=True)
     for file, template in zip(files, (METHOD, TEST), strict=True):
         with atomic(file) as temporary:

@@ -1,5 +1,6 @@
-"""The contract of a method: base class, hyper-parameters, warm-up, state; all that a method's
-file needs of the engine.
+"""The method contract: base class, hyper-parameters, shared losses and updates, warm-up, state.
+
+from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""The contract of a method, and what every method gets without a line in its own file.
+"""The base class of all methods: the method contract, and what every method inherits.
 
 A method is a class with `setup` (choose parameters, build the optimiser), `prepare` (read source
-data once, if it may) and `adapt` (return the logits that are scored, and update). The base adds:
-reset, checkpoints that resume to the same bits, a guard against non-finite losses, private
-randomness, autocast, counting of passes, and window mode for single-sample streams.
+data once, if it has access) and `adapt` (return the scored logits, and update). The base adds
+reset, checkpoints with bit-identical resume, a guard against non-finite losses, a private random
+stream, autocast, counts of passes, and window mode for single-image streams.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ SourceAccess = Literal["none", "unlabelled", "labelled"]
 M = TypeVar("M", bound="Method")
 _ACCESS = ("none", "unlabelled", "labelled")
 
-# Bookkeeping that neither a reset nor the saved state of the algorithm may touch.
+# Attributes that neither a reset nor a saved state may change.
 _BASE = frozenset(
     {"hp", "window", "precision", "adapts", "norm_statistics", "_initial", "_started"}
 )
@@ -37,37 +37,63 @@ _SURVIVES_RESET = _BASE | {"counters", "passes", "loss", "_rng"}
 
 
 class Method(OldNames):
-    """Base of all methods; call it with images float [n, 3, H, W] in [0, 1], get scored logits.
+    """Base of all methods. Call it with images to get scored logits; it adapts on the way.
 
-    Neither labels nor domain names ever reach a method. Subclasses define `Hyperparameters`,
-    `setup`, `adapt` and, if `source_access` is not "none", `prepare`.
+    Neither labels nor domain names of the stream ever reach a method. A subclass defines
+    `Hyperparameters`, `setup`, `adapt` and, if `source_access` is not "none", `prepare`:
+
+        @METHODS.register_module("entropy")
+        class Entropy(Method):
+            class Hyperparameters(OptimizerHyperparameters):
+                pass
+
+            def setup(self):
+                self.adapt_only(self.model.norm_parameters())
+                self.optimizer = self.build_optimizer()
+
+            def adapt(self, images):  # float [n, 3, H, W] in [0, 1]
+                logits = self.model(images)  # [n, classes]
+                self.step(softmax_entropy(logits).mean())
+                return logits
+
+    Args:
+        model: the source model; the method changes it.
+        hyperparameters: an object of `Hyperparameters`; None takes the defaults.
+        seed: seeds the method's own random stream.
+        precision: "float64" and "float32" are those of the model; "bfloat16" and "float16" use
+            autocast.
+        window: images that are gathered before an update (single-image streams); 0 and 1 update
+            with every batch.
+        adapts: False only predicts.
+
+    Raises MethodError if the method does not support the model or its task.
     """
 
     class Hyperparameters(MethodHyperparameters):
         """No hyper-parameters."""
 
-    # -- what the engine goes by
+    # -- declarations for the engine
 
     source_access: SourceAccess = "none"
-    """What `prepare` may read of the source data; `setup` may lower it for hyper-parameters that
-    need less. A warm-up raises it to `warmup_access`."""
+    """What `prepare` may read: no source data, images, or images with labels. `setup` may lower it
+    for hyper-parameters that need less. A warm-up raises it to `warmup_access`."""
     warmup_access: ClassVar[SourceAccess] = "none"
-    """What a warm-up reads, where the hyper-parameters (`WarmupHyperparameters`) have one."""
+    """What a warm-up reads, if the hyper-parameters derive from `WarmupHyperparameters`."""
     learns_labels: ClassVar[bool] = False
-    """Whether it learns the benchmark's labels itself: the source model need not know them."""
+    """Whether the method trains a new head: the source model may have other classes."""
     stream_only: ClassVar[frozenset[str]] = frozenset()
-    """Hyper-parameters that a warm-up never sees: cells that differ in these alone share one."""
+    """Hyper-parameters without effect on the warm-up: cells that differ only in these share it."""
     tasks: ClassVar[frozenset[Task]] = frozenset({"classification"})
-    """What it is defined for; in segmentation logits are maps [n, classes, h, w] of any size."""
+    """Tasks that the method supports. Segmentation logits are maps [n, classes, h, w], any size."""
     segmentation_form: ClassVar[str] = ""
-    """The subclass that a model which segments gets in its place: `Class` of the same module, or
-    `module:Class` of a module beside it. It has the same hyper-parameters."""
+    """The subclass for segmentation models: `Class` of the same module, or `module:Class` of a
+    module in the same package. It has the same hyper-parameters."""
     batch_dependent: bool = False
-    """Whether an image's logits depend on the others of its batch (batch statistics)."""
+    """Whether an image's logits depend on the other images of its batch (batch statistics)."""
     norm_statistics: str = ""
-    """What BatchNorms normalise by, for the record, where the layers do not tell it themselves."""
+    """The statistics that BatchNorm layers use, for the record; "" reads them from the layers."""
 
-    # -- for the catalogue alone (lists, reports, estimates, `tune`); literals, read as text
+    # -- declarations for lists, reports, estimates and `tune`: literals, read without an import
 
     display_name: ClassVar[str] = ""
     """What tables, figures and pages call it (`CoTTA`); the registry name if it is empty."""
@@ -82,35 +108,35 @@ class Method(OldNames):
     needs_batch_norm: ClassVar[bool] = False
     """Whether it does nothing on a model without BatchNorm."""
     paper: ClassVar[str] = ""
-    """Where it was published: a link, or a reference in words."""
+    """The publication: a link, or a reference in words."""
     checked_against: ClassVar[str] = ""
-    """What its outputs were compared with: the official code, a second implementation, ..."""
+    """The reference of the parity cases: the official code, a second implementation, ..."""
     passes_per_image: ClassVar[tuple[float, float] | None] = None
-    """Forward and backward passes an image of the stream costs, with the defaults; a check, too."""
+    """Forward and backward passes per image of the stream, with the defaults. It is checked."""
     search_space: ClassVar[Mapping[str, tuple[float, float] | list[Any]]] = {}
-    """What `ctta-bench tune` searches, by hyper-parameter: (low, high), on a log scale where low is
-    above 0, or a list of values."""
+    """Search space of `ctta-bench tune`, by hyper-parameter: a list of values, or a range (low,
+    high), on a log scale if low is above 0."""
 
-    # -- for the checks of `ctta_bench.testing` alone
+    # -- declarations for the conformance checks of `ctta_bench.testing`
 
     checked_with: ClassVar[dict[str, Any]] = {}
-    """Hyper-parameters under which the checks see every part at work."""
+    """Hyper-parameters of the checks, chosen so that every step of the method takes place."""
     exempt: ClassVar[dict[str, str]] = {}
-    """Checks that the method cannot satisfy, and why."""
+    """Checks that the method cannot satisfy, each with the reason."""
     on_segmentation: ClassVar[dict[str, Any]] = {}
-    """As written for 0.1.0, goes with the next release: what `passes_per_image`, `checked_with` or
-    `exempt` is where a model segments. A `segmentation_form` declares its own."""
+    """Deprecated: `passes_per_image`, `checked_with` or `exempt` for segmentation models. Declare
+    them in the class that `segmentation_form` names."""
 
     # -- state
 
     source_used: int | None = None
-    """Source images that `prepare` found for the `source_samples` that it was to read."""
+    """Source images that `prepare` used; at most the hyper-parameter `source_samples`."""
 
     hp: Any
     optimizer: torch.optim.Optimizer
 
     def __new__(cls: type[M], model: SourceModel | None = None, *_: Any, **__: Any) -> M:
-        """An object of the form for the model's task; copies are made without a model, of cls."""
+        """An object of the class for the model's task. Copies, made without a model, keep cls."""
         return object.__new__(cls if model is None else cls.form(model.task))
 
     def __init__(
@@ -144,57 +170,69 @@ class Method(OldNames):
         with self._own_randomness():
             self.setup()
 
-    # -- what a method writes
+    # -- hooks that a method defines
 
     def setup(self) -> None:
-        """Choose the parameters to adapt and build optimiser, teacher, memory; once."""
+        """Choose the parameters to adapt and build optimiser, teacher and memory. Called once."""
 
     def prepare(self, source: Any) -> None:
-        """Read the source data once before the stream, within `source_access`."""
+        """Read source data, once before the stream.
+
+        source: None, or a `SourceData` with `batches(size)`, images float [n, 3, H, W] in [0, 1],
+        and, with labelled access, `labelled_batches(size)`, images and labels int64 [n].
+        """
 
     def warmup_parameters(self) -> Mapping[str, nn.Parameter]:
-        """What a warm-up trains, by name; all trainable parameters unless a method says less."""
+        """The parameters that a warm-up trains, by name; by default all trainable ones."""
         return self.trainable
 
     def warmup_result(self) -> Mapping[str, Tensor]:
-        """What a warm-up leaves, by name: what it trains, and what a method adds (a teacher)."""
+        """The tensors that a warm-up stores, by name: those it trains, and others (a teacher's)."""
         return self.warmup_parameters()
 
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
-        """One update of a warm-up; labels int64 [n] come with labelled `warmup_access` alone."""
+        """One update of a warm-up; by default on the cross-entropy.
+
+        images: float [n, 3, H, W] in [0, 1]; labels: int64 [n], None without labelled access.
+        """
         assert labels is not None
         self.step(cross_entropy(self.model(images), labels))
 
     def warmed_up(self) -> None:
-        """What follows a warm-up, once: teachers and anchors become copies of what it left."""
+        """Called once after a warm-up, e.g. to copy the new weights to teachers and anchors."""
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Return the scored logits [n, classes] of `images` and update; each method's own.
+        """Return the scored logits of a batch, and update on it.
 
-        On segmentation [n, classes, h, w], of any size.
+        images: float [n, 3, H, W] in [0, 1]. Returns logits [n, classes]; for segmentation
+        [n, classes, h, w] of any size.
         """
-        raise MethodError(f"{type(self).__name__} defines no adapt(images).")
+        raise MethodError(f"{type(self).__name__}: define the method adapt(self, images).")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits [n, classes] without an update, as window mode scores them."""
+        """Scored logits [n, classes] without an update, for window mode."""
         return self.model(images)
 
     @property
     def scored_model(self) -> SourceModel:
-        """The network whose logits are scored, as exports keep it: the model, or its teacher."""
+        """The network whose logits are scored, for exports: the model, or its teacher.
+
+        Override it to raise MethodError if no single network gives the scored logits.
+        """
         return self.model
 
-    # -- what the engine and users call
+    # -- called by the engine and by users
 
     def start(self, source: Any = None, warmed: Mapping[str, Tensor] | None = None) -> None:
-        """Warm up, prepare from the source data, remember the state that `reset` returns to.
+        """Warm up, prepare on the source data, and record the state that `reset` returns to.
 
-        `warmed`: what a warm-up of a like method has learnt, in place of one here.
+        `source` as in `prepare`; `warmed`: the result of an earlier warm-up of the same method,
+        used in place of a new one. Raises MethodError if source data is needed and missing.
         """
         if self.source_access != "none" and source is None:
             raise MethodError(
                 f"{type(self).__name__} reads {self.source_access} source data before the stream, "
-                "but none was given; pass the benchmark's source set to start()."
+                "but start() got none; pass the benchmark's source set to start()."
             )
         if self.hp.warms_up:
             load_warmed(self, self._run_warmup(source) if warmed is None else warmed)
@@ -203,16 +241,19 @@ class Method(OldNames):
         with self._own_randomness(), self._autocast():
             self.prepare(source if self.source_access != "none" else None)
         self.optimizer_zero_grad()
-        # What is counted is the cost of the stream; preparation is paid once.
+        # Only the passes of the stream are counted.
         self.passes.forward_images = self.passes.backward_images = 0
         self._initial = state.capture(self, skip=_SURVIVES_RESET, frozen=self.model)
         self._started = True
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Scored logits [n, classes] of images [n, 3, H, W] in [0, 1]; has adapted on return."""
+        """Adapt to images float [n, 3, H, W] in [0, 1] and return their scored logits.
+
+        Logits [n, classes] (segmentation: [n, classes, h, w]) in float32 or float64, detached.
+        """
         if not self._started:
             self.start()
-        # Evaluation loops often stand in torch.no_grad(): adaptation needs gradients all the same.
+        # Evaluation loops often use torch.no_grad(), but adaptation needs gradients.
         with torch.set_grad_enabled(self.adapts), self._own_randomness(), self._autocast():
             if not self.adapts:
                 logits = self.predict(images)
@@ -222,34 +263,38 @@ class Method(OldNames):
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
     def reset(self) -> None:
-        """Back to the state before the stream: parameters, optimiser, memory, to the bit.
+        """Return to the state before the stream: parameters, optimiser, memory, bit-identical.
 
-        Counters and the random stream go on. Before the first batch there is nothing to undo.
+        Counters and the random stream continue.
         """
         if self._started:
             state.load_state(self, self._initial, skip=_SURVIVES_RESET)
         self.counters["resets"] += 1
 
     def state_dict(self) -> state.Node:
-        """Everything that changes along the stream, as a tree that `torch.save` takes."""
+        """Everything that changes along the stream, as a tree for `torch.save`."""
         return state.capture(self, skip=_BASE, frozen=self.model)
 
     def load_state_dict(self, tree: state.Node) -> None:
-        """Go on from a `state_dict` of a method built and started in the same way."""
-        if not self._started:  # or else the loaded state would be what `reset` returns to
+        """Resume from a `state_dict` of a method that was built and started in the same way.
+
+        Raises MethodError if the state belongs to another method or model.
+        """
+        if not self._started:  # so that `reset` does not return to the loaded state
             self.start()
         self._load_state(tree)
 
     @property
     def segments(self) -> bool:
-        """Whether the model predicts a class for each pixel, not one for the image."""
+        """Whether the model is for segmentation: a class per pixel, not per image."""
         return self.model.task == "segmentation"
 
     @classmethod
     def form(cls: type[M], task: Task) -> type[M]:
-        """The class for models of a task: itself, or its segmentation form.
+        """The class for models of a task: this one, or its segmentation form.
 
-        A subclass of a method with such a form gets both: its own definitions before the form's.
+        For a subclass of a method with a segmentation form, the result derives from both; the
+        subclass's definitions come first.
         """
         owner = next((c for c in cls.__mro__ if vars(c).get("segmentation_form")), None)
         if task != "segmentation" or owner is None:
@@ -270,7 +315,7 @@ class Method(OldNames):
         if task != "segmentation" or what not in cls.on_segmentation:
             return own
         warnings.warn(
-            f"{cls.__name__} declares {what} in on_segmentation, which goes with the next release; "
+            f"{cls.__name__} declares {what} in on_segmentation, which will be removed in 0.3.0; "
             "declare it in a subclass that segmentation_form names.",
             FutureWarning,
             stacklevel=2,
@@ -279,7 +324,7 @@ class Method(OldNames):
 
     @property
     def title(self) -> str:
-        """The name in messages: that of the class, of a segmentation form that of its method."""
+        """The name in messages: of the class, or for a segmentation form of its method."""
         kind = type(self)
         methods = (c for c in kind.__mro__[1:] if issubclass(c, Method))
         owner = next((c for c in methods if vars(c).get("segmentation_form")), kind)
@@ -287,26 +332,26 @@ class Method(OldNames):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     @property
     def extra_state_bytes(self) -> int:
-        """Bytes of tensors kept beside the model and its optimiser: teachers, memories, prompts."""
+        """Bytes of the tensors besides model and optimiser: teachers, memories, prompts."""
         skip = _SURVIVES_RESET | {"model", "trainable", "optimizer"}
         return _tensor_bytes(state.capture(self, skip=skip))
 
-    # -- what methods use
+    # -- helpers for methods
 
     def adapt_only(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Make `parameters` (by name) the trainable ones and freeze the rest of the model.
+        """Make `parameters` (by name) trainable and freeze the rest of the model.
 
-        Raises MethodError if there are none.
+        Raises MethodError if `parameters` is empty.
         """
         if not parameters:
             raise MethodError(
                 f"{type(self).__name__} finds nothing to adapt in {self.model.name}: the model has "
-                "no layers of the kind that this method updates."
+                "no layers of the kind that this method updates; choose another model."
             )
         self.model.requires_grad_(False)
         self.trainable = dict(parameters)
@@ -314,16 +359,16 @@ class Method(OldNames):
             parameter.requires_grad_(True)
 
     def frozen_copy(self) -> SourceModel:
-        """A copy of the model as it is now, without gradients: a teacher, or an anchor that stays.
+        """A copy of the model in its present state, without gradients: a teacher, or an anchor.
 
-        Its passes are counted with the model's.
+        Its passes count as the model's.
         """
         return copy.deepcopy(self.model).requires_grad_(False)
 
     def build_optimizer(
         self, parameters: Iterable[nn.Parameter] | None = None
     ) -> torch.optim.Optimizer:
-        """The optimiser that the hyper-parameters describe, over the trainable parameters."""
+        """The optimiser of `OptimizerHyperparameters`, by default over all trainable parameters."""
         hp = self.hp
         parameters = list(self.trainable.values() if parameters is None else parameters)
         if hp.optimizer == "sgd":
@@ -334,10 +379,11 @@ class Method(OldNames):
         return kind(parameters, hp.lr, hp.betas, weight_decay=hp.weight_decay)
 
     def step(self, loss: Tensor, *, guard: bool = True, least_norm: float = 0.0) -> bool:
-        """Backward and one optimiser step; skipped and counted if loss or gradients are not finite.
+        """Backward pass and one optimiser step.
 
-        A gradient of a norm below `least_norm` is rounding noise: no step is made of it, and none
-        is missed. Returns False if the update is to be left out as a whole.
+        With `guard`, a loss or gradient that is not finite skips the step, which is counted. A
+        gradient with a norm below `least_norm` is rounding noise: no step, and nothing counted.
+        Returns False if the step was skipped as not finite: then skip the rest of the update, too.
         """
         if not self.backward(loss, guard=guard):
             return False
@@ -347,7 +393,10 @@ class Method(OldNames):
         return self.optimizer_step(guard=guard)
 
     def backward(self, loss: Tensor, *, guard: bool = True) -> bool:
-        """Add the gradient of `loss` to the parameters; False, and counted, if it is not finite."""
+        """Add the gradient of `loss` to the parameters.
+
+        Returns False, and counts a skipped update, if the loss is not finite.
+        """
         self.loss = loss.detach()
         if guard and not bool(torch.isfinite(loss)):
             self.skip_update()
@@ -356,7 +405,10 @@ class Method(OldNames):
         return True
 
     def optimizer_step(self, *, guard: bool = True) -> bool:
-        """One step of `self.optimizer` with the gathered gradients, then clear them."""
+        """One step of `self.optimizer` with the accumulated gradients, then clear them.
+
+        Returns False, and counts a skipped update, if a gradient is not finite.
+        """
         optimizer = self.optimizer
         self._scaler.unscale_(optimizer)
         if guard and not self._gradients_are_finite():
@@ -366,22 +418,22 @@ class Method(OldNames):
         self._scaler.step(optimizer)
         self._scaler.update()
         if torch.is_autocast_enabled(self.device.type):
-            torch.clear_autocast_cache()  # else half precision goes on with the old weights
+            torch.clear_autocast_cache()  # it holds half-precision copies of the old weights
         self.optimizer_zero_grad()
         return True
 
     def skip_update(self) -> None:
-        """Leave this batch's update out, drop its gradients and count it."""
+        """Count a skipped update and drop its gradients."""
         self.counters["skipped_updates"] += 1
         self.optimizer_zero_grad()
 
     def optimizer_zero_grad(self) -> None:
-        """Drop all gathered gradients."""
+        """Drop all accumulated gradients."""
         for parameter in self.trainable.values():
             parameter.grad = None
 
     def gradient_norm(self) -> Tensor:
-        """Euclidean norm of all gathered gradients together, a scalar; 0 if there are none."""
+        """Euclidean norm of all accumulated gradients together, a scalar; 0 without gradients."""
         gradients = [p.grad for p in self.trainable.values() if p.grad is not None]
         if not gradients:
             return torch.zeros((), device=self.device)
@@ -393,19 +445,19 @@ class Method(OldNames):
             return True
         return bool(torch.stack(torch._foreach_norm(gradients)).sum().isfinite())
 
-    # -- how the base does it
+    # -- internals
 
     def _check_task(self) -> None:
         name, task = self.title, self.model.task
         if task not in self.tasks:
             raise MethodError(
-                f"{name} is not defined for {task} and cannot serve {self.model.name}; it is a "
-                f"method for {' and '.join(sorted(self.tasks))}."
+                f"{name} does not support {self.model.name}, a model for {task}; use a model for "
+                f"{' or '.join(sorted(self.tasks))}."
             )
         if self.segments and self.hp.warms_up:
             raise MethodError(
-                f"{name} has no warm-up that is defined for segmentation, the task of "
-                f"{self.model.name}; leave the warmup_... values out."
+                f"{name} does not support a warm-up for segmentation, the task of "
+                f"{self.model.name}; remove the warmup_... values."
             )
 
     def _load_state(self, tree: state.Node) -> None:
@@ -423,17 +475,17 @@ class Method(OldNames):
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Run with the method's private random stream, so that nothing outside moves it.
+        """Run with the method's private random stream.
 
-        A method may simply call torch.rand: loader workers, progress displays or other methods in
-        the process do not change what it draws, and checkpoints carry the stream.
+        A method may simply call torch.rand: other code in the process (loader workers, progress
+        displays, other methods) does not change its draws, and checkpoints hold the stream.
         """
         outside = torch.get_rng_state()
         on_gpu = self.device.type == "cuda"
         outside_gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
         torch.set_rng_state(self._rng)
         if on_gpu:
-            # One seed for both devices: drawn from the host's stream, it needs no second state.
+            # The GPU is seeded from the host's stream: no second state to save.
             seed = int(torch.randint(2**62, (1,)))
             torch.cuda.manual_seed(seed)
         try:
@@ -450,7 +502,7 @@ class Method(OldNames):
         return torch.autocast(self.device.type, dtype=getattr(torch, self.precision))
 
     def _in_window(self, images: Tensor) -> Tensor:
-        """Score every image at once, update only when `window` new images have gathered."""
+        """Score images on arrival, and update when `window` new images have been gathered."""
         self._recent.append(images)
         gathered = torch.cat(self._recent)
         with torch.no_grad():

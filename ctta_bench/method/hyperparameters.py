@@ -1,8 +1,7 @@
-"""Bases of the methods' hyper-parameters: strict, fixed; what optimisers and warm-ups need.
+"""Base classes of the methods' hyper-parameters, with the fields of optimisers and warm-ups.
 
-A field that joins a method later carries `json_schema_extra=NEWER`, and its default is what the
-method did before: at its default it is left out of the record, so that cells from before it existed
-keep their identity, and tables name it only where it is used.
+A field that is added to a released method has `json_schema_extra=NEWER` and a default that leaves
+the method unchanged. At its default it is not recorded, so that older cells keep their identity.
 """
 
 from typing import Any, Literal
@@ -13,17 +12,21 @@ NEWER: dict[str, Any] = {"newer": True}
 
 
 class MethodHyperparameters(BaseModel):
-    """Base of every method's hyper-parameters: unknown keys are refused, values are fixed."""
+    """Base of every method's hyper-parameters: unknown keys are errors, objects are immutable.
+
+    class Hyperparameters(MethodHyperparameters):
+        margin: float = Field(0.4, gt=0, description="entropy in nats below which images count")
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @property
     def warms_up(self) -> bool:
-        """Whether there is a warm-up on source data before the stream."""
+        """Whether the method trains on source data before the stream."""
         return False
 
     def record(self) -> dict[str, Any]:
-        """Plain values for cell.yaml; of the newer fields those that are not at their defaults."""
+        """Plain values for cell.yaml, without `NEWER` fields at their defaults."""
         values = self.model_dump(mode="json")
         return {
             name: values[name]
@@ -33,7 +36,7 @@ class MethodHyperparameters(BaseModel):
 
 
 class OptimizerHyperparameters(MethodHyperparameters):
-    """The optimiser of methods that take gradient steps."""
+    """The optimiser of methods that take gradient steps (`Method.build_optimizer`)."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="update rule")
     lr: float = Field(1e-3, ge=0, description="learning rate")
@@ -44,44 +47,44 @@ class OptimizerHyperparameters(MethodHyperparameters):
 
 
 class WarmupHyperparameters(MethodHyperparameters):
-    """The recipe of a warm-up, beside a method's other hyper-parameters; none by default."""
+    """The recipe of a warm-up, added to a method's other hyper-parameters; none by default."""
 
     warmup_epochs: int = Field(
         0, ge=0, description="epochs of the warm-up on source data", json_schema_extra=NEWER
     )
     warmup_iterations: int = Field(
-        0, ge=0, description="its updates, in place of epochs", json_schema_extra=NEWER
+        0, ge=0, description="updates of the warm-up, instead of epochs", json_schema_extra=NEWER
     )
     warmup_batch_size: int = Field(
         128, ge=1, description="batch size of the warm-up", json_schema_extra=NEWER
     )
     warmup_optimizer: Literal["sgd", "adamw"] = Field(
-        "adamw", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
+        "adamw", description="its optimiser; SGD with momentum 0.9", json_schema_extra=NEWER
     )
     warmup_lr: float = Field(
         1e-4, ge=0, description="learning rate of the warm-up", json_schema_extra=NEWER
     )
     warmup_schedule: Literal["constant", "cosine", "steps", "linear"] = Field(
         "constant",
-        description="of its rate; cosine and steps rise through the first epoch, linear throughout",
+        description="learning rate: cosine and steps rise in the first epoch, linear to the end",
         json_schema_extra=NEWER,
     )
     warmup_cosine_epochs: int = Field(
-        5, ge=1, description="epochs until a cosine is at 0", json_schema_extra=NEWER
+        5, ge=1, description="epochs until the cosine schedule reaches 0", json_schema_extra=NEWER
     )
     warmup_augmentation: Literal["none", "colour", "crop"] = Field(
         "none",
-        description="colours, blur and grey, or crops and mirror images",
+        description="colour: jitter, blur and grey; crop: crops and mirror images",
         json_schema_extra=NEWER,
     )
 
     @model_validator(mode="after")
     def _length_is_given_once(self) -> "WarmupHyperparameters":
         if self.warmup_epochs and self.warmup_iterations:
-            raise ValueError("warmup_epochs and warmup_iterations exclude each other")
+            raise ValueError("set warmup_epochs or warmup_iterations, not both")
         return self
 
     @property
     def warms_up(self) -> bool:
-        """Whether it has a length."""
+        """Whether the length of the warm-up is above 0."""
         return bool(self.warmup_epochs or self.warmup_iterations)

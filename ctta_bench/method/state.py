@@ -1,8 +1,8 @@
-"""The state of any object as a tree of tensors and plain values, and back into a like object.
+"""Capture the state of an object as a tree of tensors and plain values, and load it again.
 
-This is how a method gets `reset`, checkpoints and resume without a line in its file: every
-attribute is captured by what it is. The tree holds only dicts, lists, tensors and primitives, so
-that `torch.load(weights_only=True)` reads it.
+Reset, checkpoints and resume of all methods use it: every attribute is captured according to its
+type. The tree has only dicts, lists, tensors and primitives, so that
+`torch.load(weights_only=True)` reads it.
 """
 
 import functools
@@ -23,7 +23,7 @@ from ctta_bench.errors import MethodError
 
 Node = dict[str, Any]
 _MISSING = object()
-LARGE = 2**14  # values of a tensor; copies of smaller ones need no room to speak of
+LARGE = 2**14  # values of a tensor; copies of smaller ones take little memory
 _BITS = {
     torch.float64: torch.int64,
     torch.float32: torch.int32,
@@ -31,7 +31,7 @@ _BITS = {
     torch.float16: torch.int16,
 }
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-# Settings rather than state: whoever builds the object anew builds these anew, too.
+# Settings, not state: they are set again when the object is built.
 _CONSTANT = (torch.device, torch.dtype, torch.Size, BaseModel, PurePath, type)
 
 
@@ -41,14 +41,14 @@ class _Capture:
         self.frozen = frozen
         self.owned: set[int] = set()
         self.seen: dict[int, int] = {}
-        self.alive: list[object] = []  # ids stay valid only while the objects live
+        self.alive: list[object] = []  # ids are valid only while the objects exist
         self.copies: dict[Any, list[Tensor]] = {}
         for parameter in frozen.parameters() if frozen is not None else ():
             if not parameter.requires_grad and (like := self.likes(parameter)) is not None:
                 like.append(parameter.detach())
 
     def note_modules(self, value: object, depth: int = 0) -> None:
-        """Tensors of modules are saved with their module; other places only refer to them."""
+        """Note the tensors of modules, which are saved with their module and nowhere else."""
         if isinstance(value, nn.Module):
             self.owned.update(map(id, value.parameters()))
             self.owned.update(map(id, value.buffers()))
@@ -104,7 +104,7 @@ class _Capture:
     def refusal(self, path: str, value: object) -> MethodError:
         return MethodError(
             f"{type(self.owner).__name__}: {path} is a {type(value).__name__}, which cannot be "
-            "saved; keep state in tensors, numbers, lists, dicts or plain objects."
+            "saved; use tensors, numbers, lists, dicts or plain objects for state."
         )
 
     def encode_sequence(self, value: Any, path: str) -> Node:
@@ -127,9 +127,9 @@ class _Capture:
         return {"kind": kind, "id": number, "value": self.copy(value)}
 
     def copy(self, value: Tensor) -> Tensor:
-        """A copy, the same one for equal tensors: a student, its teacher and an anchor begin so.
+        """A copy; equal tensors share one, as student, teacher and anchor are equal at the start.
 
-        Of what equals a frozen weight of the source model that weight itself, which never changes.
+        A tensor equal to a frozen weight of the source model needs no copy: that weight is used.
         """
         value = value.detach()
         like = self.likes(value)
@@ -142,7 +142,7 @@ class _Capture:
         return found
 
     def likes(self, value: Tensor) -> list[Tensor] | None:
-        """Copies that may equal a tensor; None for one that is not worth the comparison."""
+        """Copies that may equal a tensor; None for tensors that are not compared."""
         if value.numel() < LARGE or value.dtype not in _BITS or not value.is_contiguous():
             return None
         first = tuple(_bits(value).flatten()[:4].tolist())
@@ -164,8 +164,8 @@ class _Capture:
         return self.seen.setdefault(id(value), len(self.seen))
 
     def module_tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """The tensors that can change: all of a module, but for the source model (`frozen`) only
-        what is trainable and its buffers, for the rest is the same in every like object."""
+        """The tensors that can change: all of a module; of the source model (`frozen`) only
+        trainable parameters and buffers."""
         names = set(module.state_dict())
         if module is self.frozen:
             names -= {n for n, p in module.named_parameters() if not p.requires_grad}
@@ -173,7 +173,7 @@ class _Capture:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """A tensor's values as integers: zeros have signs, and what is not a number equals itself."""
+    """A tensor's values as integers: 0 differs from -0, and NaN equals itself."""
     return value.detach().view(_BITS[value.dtype])
 
 
@@ -194,10 +194,10 @@ def _clone(tree: Any) -> Any:
 def capture(
     owner: object, *, skip: frozenset[str] = frozenset(), frozen: nn.Module | None = None
 ) -> Node:
-    """A copy of every attribute of `owner` but those in `skip`; equal large tensors share one.
+    """A copy of every attribute of `owner` except those in `skip`; equal large tensors share one.
 
-    Frozen parameters of the module `frozen` are left out. Raises MethodError for an attribute that
-    cannot be saved.
+    Frozen parameters of the module `frozen` are not copied. Raises MethodError for an attribute
+    that cannot be saved.
     """
     attributes = {k: v for k, v in vars(owner).items() if k not in skip}
     job = _Capture(owner, frozen)
@@ -239,7 +239,7 @@ class _Load:
                 if name not in tensors or tensors[name].shape != value.shape:
                     raise MethodError(
                         f"{type(self.owner).__name__}.{path} has no tensor {name} of shape "
-                        f"{tuple(value.shape)}: the saved state is of another method or model."
+                        f"{tuple(value.shape)}: the saved state belongs to another method or model."
                     )
                 tensors[name].copy_(value)
         return module
@@ -250,7 +250,7 @@ class _Load:
             value = value.to(current.device)
             if current.is_leaf and current.requires_grad and current.shape == value.shape:
                 with torch.no_grad():
-                    value = current.copy_(value)  # in place: an optimiser may hold it
+                    value = current.copy_(value)  # in place: an optimiser may refer to it
         self.made[node["id"]] = value
         return value
 
@@ -289,7 +289,7 @@ class _Load:
         items = {
             k: self.decode(v, old.get(k, _MISSING), f"{path}[{k!r}]") for k, v in node["items"]
         }
-        if isinstance(current, defaultdict | Counter):  # these do more than a dict
+        if isinstance(current, defaultdict | Counter):  # they have more than the items
             current.clear()
             current.update(items)
             return current
@@ -317,8 +317,8 @@ class _Load:
         return target
 
     def find_class(self, node: Node, current: Any, path: str) -> Any:
-        """The class of a saved object: that of the present one, else of its name in the modules
-        that define the owner and its bases (never any other)."""
+        """The class of a saved object: that of the present attribute, or the class of this name
+        in the modules that define the owner and its bases; no other class is ever built."""
         if type(current).__name__ == node["class"]:
             return type(current)
         homes = [sys.modules[base.__module__] for base in type(self.owner).__mro__]
@@ -326,24 +326,24 @@ class _Load:
             if inspect.isclass(kind := getattr(home, node["class"], None)):
                 return kind
         raise MethodError(
-            f"{type(self.owner).__name__}.{path}: no class {node['class']!r} in "
-            f"{homes[0].__name__} to hold the saved state."
+            f"{type(self.owner).__name__}.{path}: the saved state needs the class "
+            f"{node['class']!r}, which {homes[0].__name__} does not define."
         )
 
     def existing(self, current: Any, path: str) -> Any:
         if current is _MISSING:
             raise MethodError(
-                f"{type(self.owner).__name__}.{path} is in the saved state but not in a fresh "
+                f"{type(self.owner).__name__}.{path} is in the saved state but not in a new "
                 "object: create modules, optimisers and parameters in setup()."
             )
         return current
 
 
 def load_state(owner: object, tree: Node, *, skip: frozenset[str] = frozenset()) -> None:
-    """Put a captured tree back into `owner`; attributes that the tree lacks are deleted.
+    """Load a captured tree into `owner`; attributes that the tree lacks are deleted.
 
     Modules, parameters and optimisers are filled in place; everything else is replaced.
-    Raises MethodError if the tree is not of a like object.
+    Raises MethodError if the tree was captured from another kind of object.
     """
     job = _Load(owner)
     for name in set(vars(owner)) - set(tree) - skip:

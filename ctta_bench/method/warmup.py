@@ -1,9 +1,9 @@
-"""The warm-up of a method: training what it adds, or adapts, on source data before the stream.
+"""The warm-up of a method: training on source data before the stream.
 
-It is supervised wherever a method says nothing else, and it is not adaptation: `ctta-bench` keeps
-it in a folder of its own, which all cells with the same warm-up share, and reports the model that
-it leaves as a row of its own. A method says what learns (`warmup_parameters`), how one batch is
-learnt from (`warm_up`) and what follows (`warmed_up`); the recipe is in its hyper-parameters.
+It is supervised by default, and it is not adaptation: `ctta-bench` stores it in a folder of its
+own, which all cells with the same warm-up share, and reports the warmed-up model in a row of its
+own. A method defines what is trained (`warmup_parameters`), the update on one batch (`warm_up`) and
+what follows (`warmed_up`). The recipe is in its hyper-parameters (`WarmupHyperparameters`).
 """
 
 import functools
@@ -17,9 +17,9 @@ from torchvision.transforms import v2
 
 from ctta_bench.errors import MethodError
 
-Method: TypeAlias = Any  # of base.py, which starts warm-ups and so imports this module
+Method: TypeAlias = Any  # of base.py, which imports this module
 MILESTONES, DECAY = (3, 6, 8), 0.2  # of the schedule `steps`, in epochs
-RANDOM_STATE = "random_state"  # beside the parameters: the stream draws on from there
+RANDOM_STATE = "random_state"  # stored with the parameters: the stream continues it
 
 
 def warmup_rate(
@@ -30,11 +30,11 @@ def warmup_rate(
     cosine_epochs: int = 5,
     total: int = 1,
 ) -> float:
-    """Learning rate of update number `update` (from 0) of `total` where an epoch has `per_epoch`.
+    """Learning rate of update number `update` (from 0) of `total`, `per_epoch` updates an epoch.
 
-    The schedules of the official code of PAID and of the community's EcoTTA: the first epoch rises
-    from 0 with each update; later ones are constant within and fall by half a cosine, or to a
-    fifth after 3, 6 and 8 epochs. RMT's (`linear`) rises to the end of the warm-up.
+    "cosine" and "steps" are the schedules of the official code of PAID and of the community's
+    EcoTTA: the rate rises from 0 in the first epoch. Later epochs have constant rates, which fall
+    by half a cosine, or to a fifth after 3, 6 and 8 epochs. "linear", RMT's, rises to the end.
     """
     epoch, inside = divmod(update, per_epoch)
     if schedule == "constant":
@@ -63,7 +63,7 @@ def _transform(kind: Literal["colour", "crop"], height: int, width: int) -> Any:
 
 
 def augmented(images: Tensor, kind: Literal["none", "colour", "crop"]) -> Tensor:
-    """Images [n, 3, H, W] in [0, 1] under the augmentation, with draws of its own for each."""
+    """Augmented images [n, 3, H, W] in [0, 1], with random draws per image."""
     if kind == "none":
         return images
     transform = _transform(kind, images.shape[-2], images.shape[-1])
@@ -71,7 +71,7 @@ def augmented(images: Tensor, kind: Literal["none", "colour", "crop"]) -> Tensor
 
 
 class Warmup:
-    """The warm-up of one method, an update at a time; `finish` gives what it has learnt."""
+    """The warm-up of one method, update by update; `finish` returns the trained tensors."""
 
     def __init__(self, method: Method, source: Any) -> None:
         self.method, self.source, self.hp = method, source, method.hp
@@ -91,7 +91,7 @@ class Warmup:
         return torch.optim.AdamW(parameters, lr, weight_decay=0.0)
 
     def updates(self) -> Iterator[dict[str, Any]]:
-        """Make the updates that are left; a line after each: number, epoch, rate and loss."""
+        """Make the remaining updates; yields number, epoch, learning rate and loss of each."""
         while self.done < self.total:
             epoch, first = divmod(self.done, self.per_epoch)
             for images, labels in self._batches(epoch, first):
@@ -127,16 +127,16 @@ class Warmup:
         return line
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the warm-up depends on, as a tree that `torch.save` takes."""
+        """The state of the warm-up, as a tree for `torch.save`."""
         return {"done": self.done, "method": self.method.state_dict()}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of a warm-up of a like method."""
+        """Resume from a `state_dict` of a warm-up of the same method."""
         self.method._load_state(tree["method"])
         self.done = tree["done"]
 
     def finish(self) -> dict[str, Tensor]:
-        """Hand the method back to the stream; what was learnt, by name, for `load_warmed`."""
+        """Prepare the method for the stream; returns the trained tensors for `load_warmed`."""
         method = self.method
         method.optimizer_zero_grad()
         trainable, method.optimizer = self._of_stream
@@ -150,19 +150,19 @@ class Warmup:
 
 @torch.no_grad()
 def load_warmed(method: Method, warmed: Mapping[str, Tensor]) -> None:
-    """Put what a warm-up has learnt into a like method, as if it had been trained itself.
+    """Load the trained tensors of a warm-up into another object of the same method.
 
-    Raises MethodError if the tensors are not those of this method on this model.
+    Raises MethodError if they belong to another method or model.
     """
-    parts = dict(method.warmup_result())
-    shapes = {name: value.shape for name, value in parts.items()}
+    tensors = dict(method.warmup_result())
+    shapes = {name: value.shape for name, value in tensors.items()}
     found = {name: value.shape for name, value in warmed.items() if name != RANDOM_STATE}
     if found != shapes or RANDOM_STATE not in warmed:
         odd = sorted(k for k in shapes | found if shapes.get(k) != found.get(k)) or [RANDOM_STATE]
         raise MethodError(
-            f"{type(method).__name__}: the warm-up is of another method or model ({odd[0]} does "
-            f"not fit {method.model.name}); make it again from this model."
+            f"{type(method).__name__}: the stored warm-up belongs to another method or model "
+            f"({odd[0]} does not fit {method.model.name}); rerun the warm-up with this model."
         )
-    for name, part in parts.items():
-        part.copy_(warmed[name])
+    for name, tensor in tensors.items():
+        tensor.copy_(warmed[name])
     method._rng = warmed[RANDOM_STATE].cpu().clone()

@@ -1,4 +1,4 @@
-"""One face for every network that methods adapt: images in [0, 1] go in, logits come out."""
+"""SourceModel, one interface for all networks that methods adapt: images in [0, 1] to logits."""
 
 from ctta_bench.model.preprocessing import Preprocessing, Regime
 from ctta_bench.model.source_model import (

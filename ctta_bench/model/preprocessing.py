@@ -1,14 +1,14 @@
-"""What happens to images between [0, 1] and the network: geometry, then normalisation.
+"""Pre-processing of images in [0, 1] for the network: resizing, then normalisation.
 
-Regime `true` is what the weights were trained with, regime `lineage` what the published tables of
-this field fed to the same weights:
+Regime `true` is the checkpoint's own normalisation; regime `lineage` is none, raw [0, 1], as in
+the published tables of earlier papers with the same weights:
 
     true      x -> (resize(x, size) - mean) / std     mean, std, size as recorded with the weights
-    lineage   x -> resize(x, size)                    no normalisation; a network of 224 pixels gets
+    lineage   x -> resize(x, size)                    for networks of 224 pixels
                                                       centre_crop(resize(x, short side 256), 224)
 
-The second line of `lineage` enlarges images that are 224 x 224 already by 8/7 and cuts their border
-off, as the loaders of CoTTA, ViDA, DPCore and PAID do. All resizing is bilinear.
+The crop of `lineage` enlarges images of 224 x 224 pixels by 8/7 and removes their border, as the
+loaders of CoTTA, ViDA, DPCore and PAID do. All resizing is bilinear.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,18 +21,21 @@ from torchvision.transforms.functional import center_crop
 from ctta_bench.errors import ConfigError
 
 Regime = Literal["true", "lineage"]
-# torchvision's Resize(256), CenterCrop(224), in front of every network of 224 pixels.
+# torchvision's Resize(256), CenterCrop(224), for every network of 224 pixels.
 LINEAGE_CROP, LINEAGE_SHORT_SIDE = (224, 224), 256
-# A record's key: mean and std belong to the network itself, and hold under both regimes.
+# A key of pretrained_cfg: mean and std are part of the network, and are used in both regimes.
 BUILT_IN = "built_in_normalisation"
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What happens to images before the network; part of a result's identity.
+    """The pre-processing of a model's images; it belongs to the identity of a result.
 
-    `size` is (height, width) of the network's input, None if any will do. With `enlarge`, the short
-    side is brought to that many pixels first, and `size` is cut from the centre.
+        Preprocessing("true", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), size=(224, 224))
+
+    `mean` and `std` are for images in [0, 1]; `size` is (height, width) of the network's input,
+    None for any size. With `enlarge`, images are resized so that the short side has that many
+    pixels, and `size` is cut from the centre.
     """
 
     regime: Regime = "true"
@@ -43,12 +46,12 @@ class Preprocessing:
     enlarge: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """As plain values for cell.yaml; `enlarge` only where it is done."""
+        """Plain values for cell.yaml; `enlarge` only if it is set."""
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {k: v for k, v in values.items() if k != "enlarge" or v is not None}
 
     def resize(self, images: Tensor) -> Tensor:
-        """Images [n, 3, H, W] at the network's size [n, 3, *size]."""
+        """Images [n, 3, H, W] resized to the network's input, [n, 3, *size]."""
         if self.size is None:
             return images
         if self.enlarge is not None:
@@ -58,7 +61,7 @@ class Preprocessing:
         return interpolate(images, size=self.size, mode="bilinear", align_corners=False)
 
     def __str__(self) -> str:
-        """In words, e.g. `true (mean 0.5, std 0.5, 224x224)`."""
+        """As text, e.g. `true (mean 0.5, std 0.5, 224x224)`."""
         parts = ["raw [0, 1]"]
         if (self.mean, self.std) != ((0.0,) * 3, (1.0,) * 3):
             parts = [f"mean {_channels(self.mean)}", f"std {_channels(self.std)}"]
@@ -72,7 +75,7 @@ class Preprocessing:
 def _short_side(images: Tensor, pixels: int) -> Tensor:
     short = min(images.shape[-2:])
     height, width = (int(pixels * side / short) for side in images.shape[-2:])
-    # Antialiased, as Pillow does it; that matters only where images shrink.
+    # Antialiased as in Pillow, which matters only if images shrink.
     return interpolate(
         images, size=(height, width), mode="bilinear", align_corners=False, antialias=True
     )
@@ -84,13 +87,13 @@ def _channels(values: tuple[float, ...]) -> str:
 
 
 def recorded_cfg(network: nn.Module) -> dict[str, Any]:
-    """What timm keeps about a checkpoint: mean, std, input size, ...; {} if nothing is recorded."""
+    """timm's record of a checkpoint: mean, std, input size, ...; {} if there is none."""
     cfg = getattr(network, "pretrained_cfg", None) or {}
     return cfg if isinstance(cfg, dict) else cfg.to_dict()
 
 
 def built_size(network: nn.Module) -> tuple[int, int] | None:
-    """The only (height, width) that a timm transformer takes, None if it is not so bound."""
+    """The only (height, width) that a timm transformer accepts, None if it accepts others."""
     embed = getattr(network, "patch_embed", None)
     size = getattr(embed, "img_size", None)
     return tuple(size) if size and getattr(embed, "strict_img_size", False) else None
@@ -99,9 +102,9 @@ def built_size(network: nn.Module) -> tuple[int, int] | None:
 def recorded_preprocessing(
     network: nn.Module, regime: str, size: tuple[int, int] | None = None
 ) -> Preprocessing:
-    """The pre-processing that belongs to the network's weights, or its lineage form.
+    """The pre-processing of a network in a regime, from the record of its weights.
 
-    `size` replaces the recorded input size. Raises ConfigError for another regime.
+    `size` replaces the recorded input size. Raises ConfigError for an unknown regime.
     """
     if regime not in ("true", "lineage"):
         raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")

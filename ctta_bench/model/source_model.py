@@ -1,12 +1,11 @@
-"""SourceModel: one face for every network that methods adapt.
+"""SourceModel: one interface for all networks that methods adapt.
 
-Images enter in [0, 1]; resizing and normalisation are layers inside, so that methods and their
-augmentations never see another range. `features` and `head` split the network before its last
-linear layer; `norm_parameters` and `ctta_bench.parts.adapters.injection` address layers by what
-they are.
+Images are in [0, 1]; resizing and normalisation are layers inside the model, so that methods and
+their augmentations work on one range. `features` and `head` split the network before its last
+linear layer; `norm_parameters` and `ctta_bench.parts.adapters.injection` select layers by type.
 
-A network whose class says `task = "segmentation"` gives logits per pixel of a coarser grid, its
-own. `rows` makes samples of them, so that a loss is written once for both tasks.
+A network whose class has `task = "segmentation"` gives logits per pixel, on a coarser grid than the
+image. `rows` reshapes them to samples, so that one loss works for both tasks.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ Task = str  # "classification", "segmentation", or another entry of METRICS
 
 @dataclass
 class PassCounts:
-    """Images that went through the network forward and backward (copies of a model share it)."""
+    """Numbers of images in forward and backward passes; copies of a model share one object."""
 
     forward_images: int = 0
     backward_images: int = 0
@@ -43,10 +42,19 @@ class PassCounts:
 class SourceModel(OldNames, nn.Module):
     """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes] (or a map).
 
-    `network` is a timm classifier or any module from normalised images to logits. Its own
-    `pretrained_cfg` (mean, std, input size), if any, is what regime "true" uses. A segmentation
-    network has `num_classes`, `encoder_stages`, `forward_maps(images)`, a list of maps [n, C, h, w]
-    by growing stride, and `decode(maps)`, logits [n, classes, h, w] at the finest of them.
+        model = SourceModel(timm.create_model("resnet50", pretrained=True))
+        logits = model(images)
+        features, logits = model.features_and_logits(images)
+
+    Args:
+        network: a timm classifier or any module from normalised images to logits. Its
+            `pretrained_cfg` (mean, std, input size), if any, is used by regime "true".
+        name: the name in messages; by default that of the class.
+        preprocessing: "true", "lineage", or a `Preprocessing`.
+
+    A segmentation network has `num_classes`, `encoder_stages`, `forward_maps(images)`, a list of
+    maps [n, C, h, w] by growing stride, and `decode(maps)`, logits [n, classes, h, w] at the finest
+    of them.
     """
 
     def __init__(
@@ -66,20 +74,21 @@ class SourceModel(OldNames, nn.Module):
         self.passes = PassCounts()
         self.keys = frozenset(network.state_dict())  # before any method changes the network
         self.source_parameters = sum(p.numel() for p in network.parameters())
-        # A tuple: no second registration of the layer.
+        # In a tuple, so that the layer is not registered twice.
         self._classifier = (None if self.task == "segmentation" else find_classifier(network),)
         self._is_timm = hasattr(network, "forward_features") and hasattr(network, "forward_head")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [n, classes]; of a segmentation network [n, classes, h, w] at its own stride."""
+        """Logits [n, classes] of images; of a segmentation network [n, classes, h, w]."""
         if self._is_timm:
             return self.head(self.features(images))
         return self._count(self.network(self.preprocess(images)))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last linear layer sees, [n, d]: a ViT's class token after the final norm.
+        """The inputs [n, d] of the last linear layer: a ViT's class token after the final norm.
 
-        Of a segmentation network: the rows [n·h·w, C] of its deepest map.
+        Of a segmentation network the rows [n·h·w, C] of its deepest map. Raises MethodError if a
+        classifier has no last linear layer.
         """
         if self.task == "segmentation":
             return self.rows(self.feature_maps(images)[-1])
@@ -100,13 +109,13 @@ class SourceModel(OldNames, nn.Module):
         return self.classifier(features)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """What a segmentation network's decoder sees: maps [n, C, h, w] by growing stride.
+        """The inputs of a segmentation network's decoder: maps [n, C, h, w] by growing stride.
 
         Raises MethodError for a classifier.
         """
         self._check_dense()
         maps: list[Tensor] = self.network.forward_maps(self.preprocess(images))
-        # Every backward pass crosses the first map that has a gradient, and counts there.
+        # Every backward pass reaches the first map that has a gradient, and is counted there.
         first = next((m for m in maps if m.requires_grad), maps[0])
         self._count(first)
         return maps
@@ -117,7 +126,7 @@ class SourceModel(OldNames, nn.Module):
         return self.network.decode(maps)
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Both of one forward pass: `features(images)` and `self(images)`."""
+        """`features(images)` and `self(images)` by one forward pass."""
         if self.task == "segmentation":
             maps = self.feature_maps(images)
             return self.rows(maps[-1]), self.decode(maps)
@@ -125,7 +134,7 @@ class SourceModel(OldNames, nn.Module):
         return features, self.head(features)
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """Outputs as samples: those of a classifier as they are, maps [n, K, h, w] as [n·h·w, K].
+        """Outputs as samples: unchanged for a classifier, maps [n, K, h, w] as [n·h·w, K].
 
         The samples of an image are contiguous, row by row of its map.
         """
@@ -138,16 +147,16 @@ class SourceModel(OldNames, nn.Module):
             raise MethodError(f"{self.name} is a classifier: it has no feature maps to decode.")
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """Resize to the network's input size, if it has one, and normalise."""
+        """Resize images [n, 3, H, W] in [0, 1] to the network's input, if fixed, and normalise."""
         return (self.preprocessing.resize(images) - self.mean) / self.std
 
     def trained_preprocessing(self) -> Preprocessing:
-        """What the weights were trained with: regime "true", at the input size that is in use."""
+        """Regime "true", the normalisation of the weights, at the present input size."""
         return recorded_preprocessing(self.network, "true", self.preprocessing.size)
 
     @contextlib.contextmanager
     def with_trained_preprocessing(self) -> Iterator[None]:
-        """Within the block images go through `trained_preprocessing`, whatever the regime is."""
+        """Context manager: the model uses `trained_preprocessing`, whatever its regime is."""
         before = self.preprocessing, self.mean, self.std
         self.preprocessing = given = self.trained_preprocessing()
         self.mean = self.mean.new_tensor(given.mean).view(1, 3, 1, 1)
@@ -163,13 +172,13 @@ class SourceModel(OldNames, nn.Module):
         (classifier,) = self._classifier
         if classifier is None and self.task == "segmentation":
             raise MethodError(
-                f"{self.name} segments images: its logits are made by a decoder, not by a last "
+                f"{self.name} is for segmentation: its logits come from a decoder, not from a last "
                 "linear layer."
             )
         if classifier is None:
             raise MethodError(
-                f"{self.name} has no last linear layer, so its features cannot be told from its "
-                "logits; methods that align features cannot serve it."
+                f"{self.name} has no last linear layer that splits features from logits; methods "
+                "that use features do not support it."
             )
         return classifier
 
@@ -180,18 +189,18 @@ class SourceModel(OldNames, nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """Number of logits of an image or a pixel."""
+        """Number of logits per image or pixel."""
         if self.task == "segmentation":
             return int(self.network.num_classes)
         return self.classifier.out_features
 
     @torch.no_grad()
     def keep_classes(self, classes: Sequence[int]) -> None:
-        """Cut the last linear layer to these logits, in this order; all else stays as it is.
+        """Reduce the last linear layer to these logits, in this order.
 
-        Benchmarks of 200 ImageNet classes (-R, -A) are scored so: every method sees the 200 alone,
-        as through the masking layer that this field puts behind the model. Raises MethodError if
-        there is no last linear layer.
+        It is for benchmarks of 200 ImageNet classes (-R, -A): every method gets 200 logits, as
+        with the masking layer that is common in this field. Raises MethodError if there is no last
+        linear layer.
         """
         layer, kept = self.classifier, torch.as_tensor(classes)
         layer.weight = nn.Parameter(layer.weight[kept], layer.weight.requires_grad)
@@ -203,7 +212,7 @@ class SourceModel(OldNames, nn.Module):
     def blocks(self) -> list[nn.Module]:
         """The encoder blocks of a transformer or the four stages of a ResNet, in order; else [].
 
-        A transformer in stages (`encoder_stages`) has them for blocks, as a ResNet does.
+        Of a transformer with stages (`encoder_stages`), the stages.
         """
         if hasattr(self.network, "encoder_stages"):
             return list(self.network.encoder_stages)
@@ -224,22 +233,22 @@ class SourceModel(OldNames, nn.Module):
     ) -> dict[str, nn.Module]:
         """Normalisation layers with affine parameters, by their name in the network.
 
-        Chosen by type and position, never by name: `skip_last_blocks` leaves out the norms of the
-        last blocks, `skip_final` those that follow the blocks.
+        They are selected by type and position, never by name: `skip_last_blocks` excludes the norms
+        of that many last blocks, `skip_final` those after the blocks.
         """
         blocks = self.blocks
         kept_blocks = blocks[: max(0, len(blocks) - skip_last_blocks)]
         kept = {id(m) for b in kept_blocks for m in b.modules()}
         inside = {id(m) for b in blocks for m in b.modules()}
-        behind = False  # whether a norm of the blocks has been met
+        after = False  # whether a norm of the blocks has been found
         found: dict[str, nn.Module] = {}
         for name, module in self.network.named_modules():
             if not isinstance(module, NORMS) or getattr(module, "weight", None) is None:
                 continue
-            behind = behind or id(module) in inside
+            after = after or id(module) in inside
             if id(module) in inside and id(module) not in kept:
                 continue
-            if skip_final and behind and id(module) not in inside:
+            if skip_final and after and id(module) not in inside:
                 continue
             found[name] = module
         return found
@@ -256,21 +265,21 @@ class SourceModel(OldNames, nn.Module):
         }
 
     def early_norm_parameters(self, skip_last_blocks: int | None = None) -> dict[str, nn.Parameter]:
-        """Norm parameters but those of the last blocks, a quarter if not given, and what follows.
+        """Norm parameters except those of the last blocks (default: a quarter) and the final norm.
 
-        Which SAR and DeYO adapt.
+        SAR and DeYO adapt these.
         """
         if skip_last_blocks is None:
             skip_last_blocks = math.ceil(len(self.blocks) / 4)
         return self.norm_parameters(skip_last_blocks=skip_last_blocks, skip_final=True)
 
     def weight_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters named weight or bias, by name: not class token and position table."""
+        """Parameters named weight or bias, by name; class token and position table are not."""
         named = self.network.named_parameters()
         return {n: p for n, p in named if n.rpartition(".")[2] in ("weight", "bias")}
 
     def use_batch_statistics(self) -> bool:
-        """Let every BatchNorm normalise by its batch and forget the source's statistics.
+        """Make every BatchNorm use batch statistics, and delete its source statistics.
 
         Returns whether there is any BatchNorm.
         """
@@ -281,7 +290,7 @@ class SourceModel(OldNames, nn.Module):
         return bool(norms)
 
     def sha256(self) -> str:
-        """Fingerprint of the weights: equal weights have equal ones, whatever file they came in."""
+        """SHA-256 of the weights, which does not depend on the file that they came from."""
         return fingerprint(self.network)
 
     def _count(self, output: Tensor) -> Tensor:
@@ -296,7 +305,7 @@ class SourceModel(OldNames, nn.Module):
 
 
 def find_classifier(network: nn.Module) -> nn.Linear | None:
-    """The linear layer that makes the logits: timm's own answer, else the last one defined."""
+    """The linear layer of the logits: timm's `get_classifier()`, else the last one defined."""
     get_classifier: Any = getattr(network, "get_classifier", None)
     if get_classifier is not None:
         classifier = get_classifier()
@@ -306,7 +315,7 @@ def find_classifier(network: nn.Module) -> nn.Linear | None:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
+    """SHA-256 of names, types, shapes and bytes of all tensors, sorted by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

@@ -1,4 +1,4 @@
-"""Between the blocks of an encoder: consecutive parts, and hooks on what enters and leaves."""
+"""Segments of an encoder, and hooks on their inputs and outputs."""
 
 import contextlib
 import itertools
@@ -20,15 +20,15 @@ if not TYPE_CHECKING:
 def encoder_segments(
     model: SourceModel, count: int, *, asked_by: str
 ) -> list[tuple[nn.Module, nn.Module]]:
-    """First and last block of each part: the stages of a convolutional network, or `count` equal
-    runs of a transformer's blocks.
+    """First and last block of each segment: the stages of a convolutional network, or `count`
+    equal segments of a transformer's blocks.
 
-    Raises MethodError if there is neither.
+    Raises MethodError, which names the method `asked_by`, if the model has neither.
     """
     blocks = model.blocks or [c for c in model.network.children() if is_stage(c)]
     if not blocks:
         raise MethodError(
-            f"{asked_by} finds no encoder blocks or stages in {model.name} to divide into parts."
+            f"{asked_by} does not support {model.name}: it has no encoder blocks or stages."
         )
     count = len(blocks) if is_stage(blocks[0]) else min(count, len(blocks))
     bounds = [len(blocks) * i // count for i in range(count + 1)]
@@ -42,11 +42,11 @@ def is_stage(module: nn.Module) -> bool:
 
 
 class Segment(nn.Module):
-    """Consecutive blocks of an encoder, from `first` to `last`, and a module around them.
+    """Consecutive blocks of an encoder, from `first` to `last`, with an adapter `meta`.
 
-    `meta(output, entered)` gives what leaves, from what the frozen blocks give and what entered
-    them; without it only the shapes are noted. While `measuring`, `distance` becomes the mean
-    absolute distance of the two, whose gradient moves this part's `meta` alone.
+    The output of the segment is `meta(output, entered)`, of the frozen blocks' output and input;
+    without `meta` only the shapes are recorded. While `measuring` is set, `distance` is the mean
+    absolute distance of adapted and frozen output; its gradient reaches only this `meta`.
     """
 
     def __init__(self, first: nn.Module, last: nn.Module) -> None:
@@ -61,7 +61,7 @@ class Segment(nn.Module):
         last.register_forward_hook(self.leave)
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Keep the input; unless `through_frozen`, no gradient crosses the frozen blocks."""
+        """Store the input; without `through_frozen`, no gradient passes the frozen blocks."""
         self.entered = inputs[0]
         return inputs if self.through_frozen else (inputs[0].detach(), *inputs[1:])
 
@@ -83,24 +83,27 @@ class Segment(nn.Module):
 
 
 def stage_starts(model: SourceModel, stages: int, *, asked_by: str) -> list[nn.Module]:
-    """The first block of each of `stages` equal runs. Raises MethodError if there are none."""
+    """The first block of each of `stages` equal stages of a ViT.
+
+    Raises MethodError, which names the method `asked_by`, if the model has no such stages.
+    """
     if not isinstance(model.network, VisionTransformer):
         raise MethodError(
-            f"{asked_by} cannot serve {model.name}: its prompts stand before the class token of a "
+            f"{asked_by} does not support {model.name}: its prompts precede the class token of a "
             "timm VisionTransformer, which this model is not."
         )
     blocks = list(model.network.blocks)
     if stages and len(blocks) % stages:
         raise MethodError(
-            f"{asked_by} cannot serve {model.name}: its {len(blocks)} blocks make no {stages} "
-            "equal stages; set `stages` to a divisor."
+            f"{asked_by} does not support {stages} stages on {model.name}, which has "
+            f"{len(blocks)} blocks; set `stages` to a divisor."
         )
     return blocks[:: len(blocks) // stages] if stages else []
 
 
 @contextlib.contextmanager
 def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """Within the block `hook` sees, and may replace, what `module` gives."""
+    """Context manager: `hook` receives, and may replace, the output of `module`."""
     handle = module.register_forward_hook(hook)
     try:
         yield

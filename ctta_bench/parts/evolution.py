@@ -1,9 +1,9 @@
-"""A search without gradients: an evolution strategy with cumulative step-size adaptation.
+"""Search without gradients: an evolution strategy with cumulative step-size adaptation.
 
-CMA-ES (Hansen and Ostermeier, 2001) with the covariance held at the identity. In the thousands of
-dimensions of prompts its learning rates, of the order of 1 / n², move the covariance by next to
-nothing along a stream, while the matrix would be the largest thing in memory. Weights, path,
-damping and the treatment of injected points are those of pycma 4.4.
+CMA-ES (Hansen and Ostermeier, 2001) with the identity as covariance. In the thousands of dimensions
+of prompts its learning rates, of the order of 1 / n², hardly change the covariance along a stream,
+and the matrix would take more memory than anything else. Weights, path, damping and the treatment
+of injected points are those of pycma 4.4.
 """
 
 import math
@@ -11,11 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-STEEPEST = 1.0  # change of the logarithm of the step size
+STEEPEST = 1.0  # largest change of the logarithm of the step size
 
 
 class EvolutionStrategy:
-    """Minimises over float64 points [n] around a mean that starts at zero."""
+    """Minimises a function of float64 points [n] around a mean that starts at zero.
+
+    points = search.ask()
+    search.tell(points, injected, fitness)
+    """
 
     def __init__(self, dimensions: int, population: int, step_size: float) -> None:
         half, n = (population + 1) / 2, dimensions
@@ -34,16 +38,16 @@ class EvolutionStrategy:
         self.path = torch.zeros(n, dtype=torch.float64)
 
     def ask(self) -> Tensor:
-        """A population of points [population, n]."""
+        """A random population of points [population, n]."""
         drawn = torch.randn(self.population, len(self.mean), dtype=torch.float64)
         return self.mean + self.step_size * drawn
 
     def tell(self, asked: Tensor, injected: Tensor, fitness: Tensor) -> bool:
-        """Move towards the best points: those asked for, and others [k, n] put in beside them.
+        """Move the mean towards the best of the asked and the injected points [k, n].
 
-        fitness: [population + k], the lower the better; what is not finite ranks last. Injected
-        points that are too far off to have been drawn are pulled closer. Returns False, and moves
-        nothing, if fewer points have a finite fitness than are needed.
+        fitness: [population + k], lower is better; values that are not finite rank last. Injected
+        points that are too far from the mean to have been drawn are pulled closer. Returns False,
+        and changes nothing, if too few points have a finite fitness.
         """
         fitness = torch.where(fitness.isfinite(), fitness.double(), torch.inf).cpu()
         if int(fitness.isfinite().sum()) < len(self.weights):
@@ -60,7 +64,7 @@ class EvolutionStrategy:
         return True
 
     def pulled_closer(self, points: Tensor) -> Tensor:
-        """Points [k, n] no farther from the mean than is likely."""
+        """Points [k, n], moved to a likely distance from the mean if they are farther away."""
         apart = points - self.mean
         lengths = apart.norm(dim=1, keepdim=True) / self.step_size
         return self.mean + apart / (lengths / self.longest).clamp_min(1)

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize, pad
 
 BINS = 9
 CELLS = 2  # along each side of a patch
-TARGETS = 3 * BINS * CELLS**2  # 108 values a patch
+TARGETS = 3 * BINS * CELLS**2  # 108 values per patch
 
 
 @torch.no_grad()
@@ -16,10 +16,10 @@ def oriented_gradients(images: Tensor, cell: int) -> Tensor:
     """Histograms of oriented gradients [n, 3, 9, H / cell, W / cell] of images [n, 3, H, W].
 
     Nine bins of unsigned direction, weighted by magnitude without interpolation; each histogram
-    has length 1, or 0 where nothing changes.
+    has length 1, or 0 for cells of one colour.
     """
-    # Slices rather than a convolution, which autocast and TF32 would round to few bits; and
-    # differences before sums, so that equal pixels give exactly zero.
+    # Slices instead of a convolution, which autocast and TF32 would compute with few bits.
+    # Differences come before sums, so that equal pixels give exactly zero.
     padded = pad(images, (1, 1, 1, 1), mode="reflect")
     across = padded[..., :-2] - padded[..., 2:]
     along = padded[..., :-2, :] - padded[..., 2:, :]
@@ -35,9 +35,9 @@ def oriented_gradients(images: Tensor, cell: int) -> Tensor:
 
 
 def patch_targets(histograms: Tensor) -> Tensor:
-    """What each patch is to give, [n, N, 108], from `oriented_gradients`.
+    """The regression target of each patch [n, N, 108], from `oriented_gradients`.
 
-    Of its 2 x 2 cells, at index ((colour · 9 + bin) · 2 + row) · 2 + column.
+    A value of its 2 x 2 cells has the index ((colour · 9 + bin) · 2 + row) · 2 + column.
     """
     cells = histograms.unflatten(-1, (-1, CELLS)).unflatten(-3, (-1, CELLS))
     return cells.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)

@@ -1,6 +1,6 @@
-"""How much each value of a parameter matters, to hold on to what matters most.
+"""Importance of each value of a parameter, for a penalty against forgetting.
 
-The path integral of synaptic intelligence (Zenke et al., ICML 2017, arXiv:1703.04200), closed at
+The path integral of synaptic intelligence (Zenke et al., ICML 2017, arXiv:1703.04200), evaluated at
 every change of domain.
 """
 
@@ -11,10 +11,10 @@ from ctta_bench.names import OldNames
 
 
 class PathImportance(OldNames):
-    """Λ: how much of the loss's decrease each value of a parameter brought, over the domains.
+    """Λ: the contribution of each value of a parameter to the decrease of the loss, over domains.
 
     `work` is Σ -g δ within the present domain, `start` the value at its beginning, `anchor` the
-    value ω* at the end of the last.
+    value ω* at the end of the last domain.
     """
 
     def __init__(self, parameter: Tensor, damping: float) -> None:
@@ -25,11 +25,11 @@ class PathImportance(OldNames):
         self.anchor = parameter.detach().clone()
 
     def accumulate(self, gradient: Tensor, movement: Tensor) -> None:
-        """Note a step: the gradient before it, and the movement it made."""
+        """Add a step to `work`: the gradient before it, and the change of the parameter."""
         self.work = self.work - gradient * movement
 
     def close_domain(self, parameter: Tensor) -> None:
-        """Λ ← max(Λ + work / (Δ² + ξ), 0) with Δ the movement over the domain; begin the next."""
+        """Λ ← max(Λ + work / (Δ² + ξ), 0) with Δ the change over the domain; begin the next."""
         moved = parameter.detach() - self.start
         gained = self.work / (moved.square() + self.damping)
         self.importance = (self.importance + gained).clamp_min(0)

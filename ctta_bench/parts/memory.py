@@ -1,4 +1,4 @@
-"""A memory of features and predictions, and pseudo labels from its nearest entries."""
+"""A memory bank of features and predictions, and pseudo labels from nearest neighbours."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ class Bank:
 
     @torch.no_grad()
     def add(self, features: Tensor, probs: Tensor) -> None:
-        """Overwrite the oldest entries; rows that are not finite stay out."""
+        """Overwrite the oldest entries; rows that are not finite are not added."""
         size, finite = len(self.features), features.isfinite().all(1) & probs.isfinite().all(1)
         features, probs = features[finite][-size:], probs[finite][-size:]
         places = (self.pointer + torch.arange(len(features), device=features.device)) % size
@@ -24,7 +24,7 @@ class Bank:
 
 
 def neighbour_probs(features: Tensor, bank: Tensor, probs: Tensor, count: int) -> Tensor:
-    """Mean probabilities [n, classes] of the nearest entries by cosine, or of all there are."""
+    """Mean probabilities [n, classes] of the `count` nearest entries by cosine (at most all)."""
     with torch.autocast(features.device.type, enabled=False):
         similarity = normalize(features, dim=1) @ normalize(bank, dim=1).T
     nearest = similarity.topk(min(count, len(bank)), dim=1).indices

@@ -1,8 +1,8 @@
-"""Which images entropy minimisation learns from, and with what weight.
+"""Selection and weights of images for entropy minimisation.
 
-As EATA (Niu et al., ICML 2022, arXiv:2204.02610) introduced it and its followers took it over:
-images of high entropy H are left out as unreliable, images predicted like the average of those
-before as redundant, and those that are left weigh the more the surer they are, exp(E0 - H).
+Introduced by EATA (Niu et al., ICML 2022, arXiv:2204.02610) and used by its successors: images of
+high entropy H are excluded as unreliable, and images whose prediction is similar to the average of
+earlier ones as redundant. The others have the weight exp(E0 - H), larger for certain images.
 """
 
 import math
@@ -20,10 +20,10 @@ BATCH_SHARE = 0.1  # share of a batch in the average prediction
 
 
 class Selection(OldNames):
-    """Reliable images unlike the average prediction; keeps that average and counts.
+    """Selects reliable, non-redundant images; stores the average prediction, and counts.
 
-    `margin` is E0 as a share of ln C, the largest entropy there is; `max_similarity` is ε, the
-    cosine from which on an image is redundant.
+    `margin` is E0 as a share of ln C, the largest possible entropy; `max_similarity` is ε: an image
+    is redundant from this cosine on.
     """
 
     def __init__(self, margin: float, max_similarity: float, num_classes: int) -> None:
@@ -33,9 +33,10 @@ class Selection(OldNames):
         self.reliable_images = self.selected_images = 0
 
     def choose(self, entropy: Tensor, predictions: Tensor) -> Tensor:
-        """Mask [n] of entropies [n] in nats and predicted probabilities [n, classes].
+        """Mask [n] of the selected images.
 
-        Before there is an average, every reliable image is chosen.
+        entropy: [n] in nats; predictions: probabilities [n, classes]. While there is no average
+        prediction, every reliable image is selected.
         """
         selected = reliable = entropy < self.margin
         if self.average is not None:
@@ -46,11 +47,11 @@ class Selection(OldNames):
         return selected
 
     def weigh(self, entropy: Tensor) -> Tensor:
-        """Mean of entropies [n] weighted by exp(E0 - H), which is no part of the gradient."""
+        """Mean of entropies [n] with weights exp(E0 - H), which have no gradient."""
         return ((self.margin - entropy.detach()).exp() * entropy).mean()
 
     def update_average(self, predictions: Tensor) -> None:
-        """Move the average prediction [classes] by a tenth towards these [n, classes]."""
+        """EMA of the average prediction [classes] with these probabilities [n, classes]."""
         mean = predictions.mean(0)
         if self.average is None:
             self.average = mean

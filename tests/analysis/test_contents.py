@@ -72,7 +72,7 @@ def test_a_name_of_the_report_is_taken_once(plugin, tmp_path):
     other.write_text(
         PLUGIN.replace('TABLES.register_module("gap"', 'TABLES.register_module("cost"')
     )
-    with pytest.raises(ConfigError, match=r"tables\.cost already owns"):
+    with pytest.raises(ConfigError, match=r"tables\.cost has registered already"):
         load_plugin(str(other))
 
 

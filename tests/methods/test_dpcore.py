@@ -185,5 +185,5 @@ def test_a_reset_forgets_all_cores() -> None:
 
 
 def test_a_network_without_a_class_token_is_refused() -> None:
-    with pytest.raises(MethodError, match=r"DPCore cannot serve toy_cnn: .* class token"):
+    with pytest.raises(MethodError, match=r"DPCore does not support toy_cnn: .* class token"):
         build("dpcore", "toy_cnn")

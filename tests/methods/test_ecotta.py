@@ -271,7 +271,7 @@ def test_the_stages_of_a_resnet_are_its_parts() -> None:
 
 
 def test_a_network_without_blocks_or_stages_is_refused() -> None:
-    with pytest.raises(MethodError, match="EcoTTA finds no encoder blocks or stages in toy_cnn"):
+    with pytest.raises(MethodError, match="EcoTTA does not support toy_cnn"):
         build("ecotta", "toy_cnn")
 
 

@@ -173,5 +173,5 @@ def test_a_batch_without_a_finite_candidate_moves_nothing_and_is_counted() -> No
 
 @pytest.mark.parametrize(("name", "called"), [("foa", "FOA"), ("foa_bp", "FOABP")])
 def test_a_network_without_a_class_token_is_refused(name: str, called: str) -> None:
-    with pytest.raises(MethodError, match=f"{called} cannot serve toy_cnn: .* class token"):
+    with pytest.raises(MethodError, match=f"{called} does not support toy_cnn: .* class token"):
         build(name, "toy_cnn")

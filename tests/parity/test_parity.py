@@ -85,7 +85,7 @@ def test_the_fisher_information_equals_the_official_one() -> None:
 @pytest.mark.parametrize("name", STATISTICS)
 def test_source_statistics_equal_the_official_ones(name: str) -> None:
     replayed = replay_case(CASES[name], torch.float32)
-    assert replayed.method.source.images == replayed.case["kept_images"]
+    assert replayed.method.source_statistics.images == replayed.case["kept_images"]
     assert set(replayed.tensors) <= set(replayed.recorded)
     assert statistics_difference(replayed) <= 1e-5
 

@@ -196,13 +196,13 @@ def test_bypassed_ends_with_an_exception_too(model: SourceModel) -> None:
 
 
 def test_a_role_that_the_model_lacks_is_refused_by_name() -> None:
-    with pytest.raises(MethodError, match=r"model toy_cnn has no linear layer of role q, m \(q,"):
+    with pytest.raises(MethodError, match=r"does not support toy_cnn: .* of role q, m \(q,"):
         inject(SourceModel(toy.toy_cnn(), name="toy_cnn"), "qm", Scaled)
 
 
 def test_an_adapter_that_computes_no_weight_says_so(model: SourceModel) -> None:
     inject(model, "q", lambda weight: WeightAdapter())
-    with pytest.raises(MethodError, match="WeightAdapter computes no weight"):
+    with pytest.raises(MethodError, match=r"WeightAdapter: define factors\(\) or"):
         model(pictures(1))
 
 
@@ -306,7 +306,7 @@ def test_bare_projections_of_other_widths_have_a_role_each() -> None:
 
 def test_a_resnet_has_no_role_v() -> None:
     network = torchvision.models.resnet18(num_classes=10)
-    with pytest.raises(MethodError, match="model plain has no linear layer of role v"):
+    with pytest.raises(MethodError, match=r"does not support plain: .* of role v"):
         inject(SourceModel(network, name="plain"), "v", Scaled)
 
 
@@ -314,4 +314,4 @@ def test_a_role_that_the_model_lacks_ends_a_run_with_one_sentence(tmp_path: Path
     words = ["run", "lora", "toy", "--plugin", str(TOY), "--model", "toy_cnn", "--set", "layers=v"]
     told = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])
     assert told.exit_code == 2
-    assert "toy_cnn has no linear layer of role v" in told.stderr.replace("\n", " ")
+    assert "adapts linear layers of role v" in told.stderr.replace("\n", " ")

@@ -43,7 +43,7 @@ def test_few_views_are_those_nearest_to_the_images_own_scale() -> None:
 @pytest.mark.parametrize("count", [0, 15, 32])
 def test_other_numbers_of_views_are_refused(count: int) -> None:
     with pytest.raises(
-        MethodError, match=f"CoTTA has 1 to 14 views on segmentation .*, not {count};"
+        MethodError, match=f"CoTTA supports 1 to 14 views for segmentation .*, not {count};"
     ):
         first_views(count, asked_by="CoTTA")
 

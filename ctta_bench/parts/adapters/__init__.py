@@ -2,4 +2,4 @@
 
 from ctta_bench.names import late
 
-__getattr__ = late(__name__, "weights")  # all that the module of this name had
+__getattr__ = late(__name__, "weights")  # the names of the former module

@@ -1,4 +1,4 @@
-"""Layers with adapters in a linear layer's place, and weights adapted where they stand."""
+"""Modules that replace a linear layer or a bare weight by an adapted one."""
 
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,21 +16,23 @@ Form = Literal["auto", "weight", "activation", "merged"]
 
 @runtime_checkable
 class AdaptedLinear(Protocol):
-    """What a layer in a linear one's place offers to be merged back into one."""
+    """A layer that replaces a linear one and can be merged back into one."""
 
     weight: Tensor
     bias: Tensor | None
 
     def effective_weight(self) -> Tensor:
-        """The weight [out, in] that the layer multiplies with now."""
+        """The present effective weight [out, in]."""
 
 
 class InjectedLinear(OldNames, nn.Module):
-    """A linear layer whose row blocks are adapted or frozen: y = x W_effᵀ + b in one product.
+    """A linear layer with adapted and frozen row blocks: y = x W_effᵀ + b in one product.
 
-    `form` says how: through the effective weight with plain gradients ("weight"), through the
-    activations, or through the weight with gradients of the factors alone ("merged"). All give
-    the same; "auto" takes what is fastest for the number of tokens.
+    Each letter of `roles` is a row block of the base layer's weight; `adapters` has those that are
+    adapted. `form` chooses the computation: through the effective weight with plain gradients
+    ("weight"), through the activations ("activation"), or through the weight with gradients of the
+    factors only ("merged"). All give the same result; "auto" takes the fastest for the number of
+    tokens.
     """
 
     def __init__(self, base: nn.Linear, roles: str, adapters: dict[str, WeightAdapter]) -> None:
@@ -45,11 +47,11 @@ class InjectedLinear(OldNames, nn.Module):
         self._whole: Tensor | None = None
 
     def effective_weight(self) -> Tensor:
-        """The weight [out, in] that the layer multiplies with now."""
+        """The present effective weight [out, in]."""
         return adapted_rows(self.weight, self.roles, self.adapters)
 
     def row_blocks(self) -> list[RowBlock] | None:
-        """The row blocks that are adapted and their factors; None if an adapter has no factors."""
+        """The adapted row blocks with their factors; None if an adapter has no factors."""
         height, blocks = len(self.weight) // len(self.roles), []
         with torch.autocast(self.weight.device.type, enabled=False):
             for number, role in enumerate(self.roles):
@@ -73,7 +75,7 @@ class InjectedLinear(OldNames, nn.Module):
         return product.merged(x, self.weight, self.bias, blocks, self._cached_weight(blocks))
 
     def _few(self, x: Tensor) -> bool:
-        """Whether there are fewer tokens than it pays to make the effective weight for."""
+        """Whether there are so few tokens that computing the effective weight is not worth it."""
         tokens = x.numel() // self.in_features
         return tokens * (self.in_features + self.out_features) < self.weight.numel()
 
@@ -83,13 +85,13 @@ class InjectedLinear(OldNames, nn.Module):
                 self._whole = product.assemble(self.weight, blocks)
         return self._whole
 
-    def cache_weight(self, still: bool) -> None:
-        """Say that no parameter changes from now on, so that W_eff can be kept, or end that."""
-        self.caches_weight, self._whole = still, None
+    def cache_weight(self, cache: bool) -> None:
+        """Start or stop caching W_eff; while it is cached, no parameter may change."""
+        self.caches_weight, self._whole = cache, None
 
 
 class InjectedWeight(OldNames, nn.Module):
-    """The adapted form of a weight that is read where it stands, as torch's parametrization."""
+    """A torch parametrization that adapts a weight which another module reads directly."""
 
     def __init__(self, roles: str, adapters: dict[str, WeightAdapter]) -> None:
         super().__init__()
@@ -98,12 +100,12 @@ class InjectedWeight(OldNames, nn.Module):
         self.adapters_disabled = False
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The effective weight [out, in] for the frozen one."""
+        """The effective weight [out, in] of the frozen one."""
         return weight if self.adapters_disabled else adapted_rows(weight, self.roles, self.adapters)
 
 
 def adapted_rows(weight: Tensor, roles: str, adapters: nn.ModuleDict) -> Tensor:
-    """weight [out, in] with the row blocks of adapted roles replaced by what adapters give."""
+    """weight [out, in] with the row blocks of adapted roles replaced by adapted weights."""
     if len(roles) == 1:
         return adapters[roles]()
     rows = weight.chunk(len(roles))

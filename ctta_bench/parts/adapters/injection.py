@@ -1,9 +1,9 @@
-"""Linear layers by role, swapped for adaptable ones and merged back.
+"""Replace linear layers, selected by role, with adapted ones, and merge them back.
 
 Roles: q, k, v (attention's inputs), o (its output), m (both layers of the MLP). A fused
-projection is one matrix product over three row blocks, each with an adapter of its own, so that
-PAID, LoRA and DoRA see q, k and v as independent layers at the cost of one. In torch's
-MultiheadAttention the same matrices are bare parameters, read and never called.
+projection is one matrix product over three row blocks, each with its own adapter, so that
+PAID, LoRA and DoRA treat q, k and v as independent layers at the cost of one. In torch's
+MultiheadAttention these matrices are bare parameters, not layers that are called.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from ctta_bench.parts.adapters.weights import WeightAdapter
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
 
-# What the last parts of a layer's name say about its roles, in the order of its rows.
+# The end of a layer's name, and the roles of its row blocks in order.
 _ROLES: tuple[tuple[str, str], ...] = (
     (r"attn\.qkv$", "qkv"),
     (r"(attn|attention)\.(q|q_proj|query)$", "q"),
@@ -50,7 +50,7 @@ class RoleLayer:
 
 @dataclass(frozen=True)
 class BareWeight:
-    """The same for a weight that another module reads: no call of a layer could be replaced."""
+    """The same for a weight that another module reads directly: there is no layer to replace."""
 
     name: str
     module: nn.Module
@@ -60,7 +60,7 @@ class BareWeight:
 
 
 def role_layers(model: SourceModel, *, skip_last_blocks: int = 0) -> list[RoleLayer]:
-    """The linear layers with a role in the encoder blocks, but for the last `skip_last_blocks`."""
+    """The linear layers with a role in the encoder blocks, without the last `skip_last_blocks`."""
     bare = {id(weight.module) for weight in bare_weights(model)}
     found = []
     for number, name, module in _in_blocks(model, skip_last_blocks):
@@ -72,7 +72,7 @@ def role_layers(model: SourceModel, *, skip_last_blocks: int = 0) -> list[RoleLa
 
 
 def bare_weights(model: SourceModel, *, skip_last_blocks: int = 0) -> list[BareWeight]:
-    """The weights with a role in every MultiheadAttention of the encoder blocks."""
+    """The weights with a role in each MultiheadAttention of the encoder blocks."""
     found = []
     for number, name, module in _in_blocks(model, skip_last_blocks):
         if isinstance(module, nn.MultiheadAttention):
@@ -99,10 +99,13 @@ def inject(
     skip_last_blocks: int = 0,
     by: str = "this method",
 ) -> dict[str, nn.Parameter]:
-    """Swap in adapters for the layers of `roles` (of "qkvom"); returns their trainable parameters.
+    """Inject adapters into the layers of `roles` (letters of "qkvom").
 
-    `make_adapter` gets a frozen weight [out, in]. Names are `LAYER.ROLE.PARAMETER`. Raises
-    MethodError, in the name of `by`, if the model has no layer of a wanted role.
+        parameters = inject(model, "qv", lambda weight: LowRankWeight(weight, rank=6))
+
+    `make_adapter` gets a frozen weight [out, in]. Returns the trainable parameters, by names
+    `LAYER.ROLE.PARAMETER`. Raises MethodError, which names the method `by`, if the model has no
+    layer of a role.
     """
     layers: list[RoleLayer | BareWeight] = [
         *role_layers(model, skip_last_blocks=skip_last_blocks),
@@ -111,8 +114,8 @@ def inject(
     missing = [r for r in roles if not any(r in layer.roles for layer in layers)]
     if missing:
         raise MethodError(
-            f"model {model.name} has no linear layer of role {', '.join(missing)} (q, k, v, o: "
-            f"attention, m: MLP), which {by} adapts."
+            f"{by} does not support {model.name}: it adapts linear layers of role "
+            f"{', '.join(missing)} (q, k, v, o: attention, m: MLP), which this model lacks."
         )
     trainable: dict[str, nn.Parameter] = {}
     for layer in sorted(layers, key=lambda layer: layer.block):
@@ -147,7 +150,7 @@ def _swap_in(
 
 @contextlib.contextmanager
 def cached_weights(model: SourceModel) -> Iterator[None]:
-    """Within the block, where no parameter may change, effective weights are made once."""
+    """Context manager: effective weights are cached; parameters must not change meanwhile."""
     layers = [m for m in model.network.modules() if isinstance(m, InjectedLinear)]
     for layer in layers:
         layer.cache_weight(True)
@@ -160,7 +163,7 @@ def cached_weights(model: SourceModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adapters_disabled(model: SourceModel) -> Iterator[None]:
-    """Within the block the model computes with its source weights, whatever was injected."""
+    """Context manager: the model computes with its source weights, without injected adapters."""
     kinds = (InjectedLinear, InjectedWeight)
     layers = [m for m in model.network.modules() if isinstance(m, kinds)]
     for layer in layers:
@@ -174,7 +177,7 @@ def adapters_disabled(model: SourceModel) -> Iterator[None]:
 
 @torch.no_grad()
 def merge(model: SourceModel) -> None:
-    """Put plain linear layers with the adapted weights back in place, in the model itself."""
+    """Replace the adapted layers of the model, in place, by plain ones with the adapted weights."""
     adapted = [(n, m) for n, m in model.network.named_modules() if isinstance(m, AdaptedLinear)]
     for name, layer in adapted:
         outputs, inputs = layer.weight.shape

@@ -1,10 +1,10 @@
-"""Products with adapted weights c ⊙ (W + P Q), in forms that all give the same.
+"""Products with adapted weights c ⊙ (W + P Q), in two forms with the same result.
 
-Plain differentiation through W_eff forms the gradient of a whole weight, a product as large as the
-layer's own. `merged` multiplies with W_eff once forward and once backward, and else only with r
-columns (thin.py); it keeps neither W_eff nor, where a norm or an activation made it, its input:
-both are cheap to make again, and memory is what a step along a whole network lacks. `activation`
-never forms W_eff: it is faster where there are fewer tokens than neurons.
+Plain differentiation through W_eff computes the gradient of a whole weight, a product as large as
+the layer's own. `merged` multiplies with W_eff once forward and once backward, and otherwise only
+with r columns (thin.py). To save memory it stores neither W_eff nor an input that a norm or an
+activation made: both are cheap to compute again. `activation` never computes W_eff, which is faster
+if there are fewer tokens than neurons.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from ctta_bench.parts.adapters.weights import Factors
 
 @torch.no_grad()
 def assemble(weight: Tensor, blocks: Sequence[RowBlock]) -> Tensor:
-    """The effective weight [out, in], a new one: `weight` with the rows of every block adapted."""
+    """The effective weight [out, in], a new tensor: `weight` with adapted row blocks."""
     whole, end = torch.empty_like(weight), 0
     for rows, factors in blocks:
         whole[end : rows.start] = weight[end : rows.start]
@@ -40,7 +40,7 @@ def assemble(weight: Tensor, blocks: Sequence[RowBlock]) -> Tensor:
 
 
 def _adapt_into(whole: Tensor, weight: Tensor, factors: Factors) -> None:
-    """c ⊙ (W + P Q) into `whole`, in pieces that the second pass finds in the cache."""
+    """Write c ⊙ (W + P Q) to `whole`, in pieces that stay in the cache for the second pass."""
     up = None if factors.up is None else factors.scaled_up()
     for rows in pieces(whole, 4 * whole.shape[1]):
         if factors.scale is None:
@@ -76,7 +76,7 @@ def merged(
     blocks: Sequence[RowBlock],
     whole: Tensor | None = None,
 ) -> Tensor:
-    """x [..., in] to [..., out] through W_eff: `whole`, or made here and again backward."""
+    """x [..., in] to [..., out] through W_eff: `whole`, or computed forward and backward."""
     rows = [rows for rows, _ in blocks]
     tensors = [tensor for _, factors in blocks for tensor in factors.tensors()]
     result: Tensor = _Merged.apply(x, weight, bias, whole, rows, origin_of(x), *tensors)
@@ -141,7 +141,7 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _reliable_rows(whole: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows whose output tells their product from the bias: not those that are (nearly) zero."""
+    """Rows of W_eff large enough to recover their product from output and bias."""
     limits = torch.finfo(dtype)
     least = torch.full_like(whole[:, 0], limits.tiny**0.5)
     if bias is not None:

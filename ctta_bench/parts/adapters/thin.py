@@ -1,9 +1,9 @@
-"""Sums over tokens that make the gradients of an adapted weight's factors, a few columns each.
+"""Gradients of the factors of an adapted weight, as sums over tokens with a few columns.
 
 With G = dYᵀX, the gradient of W_eff = c ⊙ (W + P Q), they are dP = c ⊙ G Qᵀ, dQ = (c ⊙ P)ᵀ G and
-dc = rowsum(G ⊙ W_eff) / c; G itself, a product as large as the layer's, is never formed. On a CPU
-the tokens are walked through in pieces that stay in a core's cache, so that each large tensor is
-read once. Thin factors stand as rows [r, tokens]: products with a few columns are slow.
+dc = rowsum(G ⊙ W_eff) / c. G itself, a product as large as the layer's, is never computed. On a CPU
+the tokens are processed in pieces that stay in a core's cache, so that each large tensor is read
+once. Thin factors are stored as rows [r, tokens]: products with few columns are slow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +22,14 @@ if not TYPE_CHECKING:
 
 # Rows of a weight and the factors that adapt them; other rows are frozen.
 RowBlock = tuple[slice, Factors]
-CACHED_VALUES = 2**19  # of a piece of a tensor: 2 MB, near what a core's cache holds
+CACHED_VALUES = 2**19  # of a piece of a tensor: 2 MB, about the size of a core's cache
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a product's input is made of tensors that others keep anyway.
+    """How to compute a product's input from tensors that autograd stores anyway.
 
-    `build(*tensors, *shared)` makes rows of the input of like rows of `tensors`.
+    `build(*tensors, *shared)` computes rows of the input from the same rows of `tensors`.
     """
 
     build: Callable[..., Tensor]
@@ -38,7 +38,7 @@ class Origin:
 
 
 def origin_of(x: Tensor) -> Origin:
-    """Where x [..., d] comes from: of a GELU or a LayerNorm the input, which these keep; else x."""
+    """The origin of x [..., d]: the stored input of a GELU or a LayerNorm; otherwise x itself."""
     node: Any = x.grad_fn
     kind = type(node).__name__
     if kind == "GeluBackward0":
@@ -66,20 +66,20 @@ def _normalised(
 
 
 class ProductInput:
-    """A product's input as rows [tokens, in], made piece by piece."""
+    """The input of a product as rows [tokens, in], computed piece by piece."""
 
     def __init__(self, origin: Origin, dtype: torch.dtype) -> None:
         self.origin, self.dtype = origin, dtype
         self.tensors = [tensor.reshape(-1, tensor.shape[-1]) for tensor in origin.tensors]
 
     def piece(self, tokens: slice) -> Tensor:
-        """The rows of some tokens."""
+        """The rows of these tokens."""
         own = [tensor[tokens] for tensor in self.tensors]
         return self.origin.build(*own, *self.origin.shared).to(self.dtype)
 
 
 def pieces(rows: Tensor, width: int) -> Iterator[slice]:
-    """Ranges over rows [tokens, ...] of tensors of at most this width; on a GPU all at once."""
+    """Ranges over rows [tokens, ...] of tensors of at most this width; on a GPU one range."""
     count = max(1, len(rows))
     step = max(1, CACHED_VALUES // max(1, width)) if rows.device.type == "cpu" else count
     for start in range(0, len(rows), step):
@@ -87,10 +87,10 @@ def pieces(rows: Tensor, width: int) -> Iterator[slice]:
 
 
 class ThinSums:
-    """Gradients of the factors of `blocks`, from dy [tokens, out] and what entered the product.
+    """Gradients of the factors of `blocks`, from dy [tokens, out] and the product's input.
 
-    `y`, the product's output, is needed where c learns. Summed within a piece in the product's
-    own precision, over pieces in float32 or better.
+    `y`, the product's output, is needed if c is trained. Sums within a piece have the product's
+    precision, sums over pieces float32 or better.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ThinSums:
         self.wide = torch.promote_types(dy.dtype, torch.float32)
         self.ups = [None if f.up is None else f.scaled_up().to(dy.dtype).T for _, f in blocks]
         self.ranks = [0 if up is None else len(up) for up in self.ups]
-        # Where c learns, a row of ones below a block's Q X sums dY itself, at hardly any cost.
+        # If c is trained, a row of ones below a block's Q X gives the sum of dY at almost no cost.
         self.ones = 0 if y is None else 1
         self.heights = [rank + self.ones for rank in self.ranks]
         self.of_ups = [
@@ -113,7 +113,7 @@ class ThinSums:
         width = max(dy.shape[1], inputs)
         longest = dy[next(pieces(dy, width), slice(0))]
         self.inside = dy.new_ones(sum(self.heights), len(longest))
-        # Summed over the tokens at last: to sum each piece would be to read it once more.
+        # Summed over the tokens at the end: summing each piece would read it again.
         products = None if y is None else torch.zeros_like(longest, dtype=self.wide)
         for tokens in pieces(dy, width):
             self._add(dy[tokens], tokens)
@@ -123,7 +123,7 @@ class ThinSums:
         self.products = None if products is None else products.sum(0)
 
     def _padded_down(self, dtype: torch.dtype) -> Tensor | None:
-        """Q of all blocks, with room for rows of ones between them; None if there is no Q."""
+        """Q of all blocks, with empty rows between them for the ones; None if there is no Q."""
         downs = [f.down.to(dtype) for _, f in self.blocks if f.down is not None]
         if not downs:
             return None
@@ -142,7 +142,7 @@ class ThinSums:
             back = [up @ dy[:, rows].T for up, (rows, _) in owners if up is not None]
             _accumulate(self.of_down, torch.cat(back) if len(back) > 1 else back[0], x)
             if self.ones:
-                for factor in own[:-1]:  # the last row lies below what was just written
+                for factor in own[:-1]:  # the last row of ones was not overwritten
                     factor[-1].fill_(1)
         for total, factor, (rows, _) in zip(self.of_ups, own, self.blocks, strict=True):
             _accumulate(total, factor, dy[:, rows])
@@ -183,8 +183,8 @@ def scale_gradient(
     dy: Tensor,
     entered: ProductInput,
 ) -> Tensor:
-    """Gradient [out, 1] of a block's c: its row sums / c, and where that says nothing (a neuron of
-    no length, or hidden by its bias) Σ_n dY (x (W + P Q)ᵀ)."""
+    """Gradient [out, 1] of a block's c: its row sums / c; Σ_n dY (x (W + P Q)ᵀ) for rows where
+    that is undefined (a neuron of length 0) or inexact (a much larger bias)."""
     rows, factors = block
     assert factors.scale is not None
     gradient = sums.to(factors.scale.dtype) / factors.scale[:, 0]

@@ -1,4 +1,4 @@
-"""Weights that adapt: a frozen matrix, and the small parameters that turn it into another."""
+"""Adapted weights: a frozen matrix, and a few parameters that change it."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from ctta_bench.names import OldNames
 
 @dataclass(frozen=True)
 class Factors:
-    """An adapted weight as W_eff = c ⊙ (W + P Q), beside a frozen W [out, in].
+    """The factors of an adapted weight W_eff = c ⊙ (W + P Q), without the frozen W [out, in].
 
     `scale` c [out, 1], `up` P [out, r], `down` Q [r, in]; None for c = 1, and for no P Q. PAID's
-    rotation is of this form (its compact WY form), LoRA's and DoRA's sums are.
+    rotation (in its compact WY form) and the sums of LoRA and DoRA have this form.
     """
 
     scale: Tensor | None = None
@@ -39,29 +39,29 @@ class Factors:
 
 
 class WeightAdapter(OldNames, nn.Module):
-    """Turns a frozen weight [out, in] into the adapted one; holds its own trainable parameters.
+    """Base of adapters: a frozen weight [out, in] and the trainable parameters that change it.
 
-    A subclass defines `factors`, and then its layer's gradients need no matrix product as large
-    as the layer's own; or `forward`, where the adapted weight is of another form.
+    A subclass calls `register_frozen_weight` and defines `factors`, which gives fast gradients; or
+    `forward`, if its adapted weight has another form than `Factors`.
     """
 
     weight: Tensor
 
     def register_frozen_weight(self, weight: Tensor) -> None:
-        """Keep the frozen weight, outside the saved state: it is the model's."""
+        """Set the frozen weight as a buffer; it is not saved with the adapter."""
         self.register_buffer("weight", weight, persistent=False)
 
     def factors(self) -> Factors | None:
-        """What makes the effective weight, with gradient to the parameters; None: not of the form.
+        """The factors of the effective weight, with gradient; None if it has another form.
 
-        In full precision: the factors are small, and what is merged must be what was computed.
+        They are computed in full precision, so that a merged weight equals the computed one.
         """
         return None
 
     def forward(self) -> Tensor:
         """The effective weight [out, in], with gradient to the adapter's parameters."""
         if type(self).factors is WeightAdapter.factors:
-            raise MethodError(f"{type(self).__name__} computes no weight.")
+            raise MethodError(f"{type(self).__name__}: define factors() or forward().")
         with torch.autocast(self.weight.device.type, enabled=False):
             factors = self.factors()
             assert factors is not None
@@ -69,7 +69,7 @@ class WeightAdapter(OldNames, nn.Module):
 
 
 class LowRankWeight(WeightAdapter):
-    """W + s B A (LoRA): A [rank, in] starts as a linear layer does, B [out, rank] at zero."""
+    """W + s B A (LoRA): A [rank, in] starts as torch's linear layers do, B [out, rank] at zero."""
 
     def __init__(self, weight: Tensor, rank: int, scale: float = 1.0) -> None:
         super().__init__()
@@ -80,5 +80,5 @@ class LowRankWeight(WeightAdapter):
         nn.init.kaiming_uniform_(self.down, a=5**0.5)
 
     def factors(self) -> Factors:
-        """At the start W to the bit."""
+        """The factors; at the start W_eff is bit-identical to W."""
         return Factors(up=self.scale * self.up, down=self.down)

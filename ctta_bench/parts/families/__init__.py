@@ -1,1 +1,1 @@
-"""Families: what methods of one kind share but for `adapt`, which each has in its own file."""
+"""Base classes of similar methods; each method defines `adapt` in its own file."""

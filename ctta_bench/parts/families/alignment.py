@@ -1,7 +1,7 @@
-"""Alignment of features with the source's through adapters: what PAID, LoRA and DoRA share.
+"""Alignment of features with source statistics by adapters: the base class of PAID, LoRA and DoRA.
 
-The controls LoRA and DoRA are PAID with another weight adapter, so that a comparison of them
-changes one thing. What is aligned (source/features.py) depends on the task of the model.
+The controls LoRA and DoRA differ from PAID only in the weight adapter. The aligned features
+(source/features.py) depend on the task of the model.
 """
 
 import contextlib
@@ -29,49 +29,49 @@ from ctta_bench.parts.source.moments import (
 
 
 class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
-    """What PAID, LoRA and DoRA share."""
+    """Hyper-parameters of PAID, LoRA and DoRA."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adamw", description="update rule")
     lr: float = Field(2e-4, ge=0, description="learning rate of the adapters")
     std_weight: float = Field(1.0, ge=0, description="λ of the deviation term")
     layers: str = Field("qkvom", pattern="^[qkvom]+$", description="roles of adapted layers")
-    skip_last_blocks: int = Field(0, ge=0, description="last blocks left out")
+    skip_last_blocks: int = Field(0, ge=0, description="last blocks without adapters")
     source_samples: int = Field(500, ge=2, description="source images for the statistics")
-    entropy_filter: bool = Field(False, description="only those of entropy < ln(C)/2 - 1")
+    entropy_filter: bool = Field(False, description="only images of entropy < ln(C)/2 - 1")
     statistics_model: Literal["source", "warmed"] = Field(
         "source",
-        description="whose features: of the source weights, or after the warm-up",
+        description="features of the source weights, or of the model after the warm-up",
         json_schema_extra=NEWER,
     )
     stats_preproc: Literal["stream", "official"] = Field(
         "stream",
-        description="pre-processing of their images: the stream's, or what the weights know",
+        description="pre-processing of source images: the stream's, or the checkpoint's own",
         json_schema_extra=NEWER,
     )
     warmup_optimizer: Literal["sgd", "adamw"] = Field(
-        "sgd", description="its update rule; SGD has momentum 0.9", json_schema_extra=NEWER
+        "sgd", description="its optimiser; SGD with momentum 0.9", json_schema_extra=NEWER
     )
     warmup_lr: float = Field(
         0.05, ge=0, description="learning rate of the warm-up", json_schema_extra=NEWER
     )
-    chunks: int = Field(1, ge=1, description="parts of a batch, each with own statistics")
+    chunks: int = Field(1, ge=1, description="chunks of a batch, each with its own statistics")
     two_pass: bool = Field(
         False,
-        description="parts share the whole batch's statistics, for one more forward pass",
+        description="chunks use the whole batch's statistics, for one more forward pass",
         json_schema_extra=NEWER,
     )
     single_image: Literal["skip", "ema", "error"] = Field(
-        "skip", description="one image: no deviation term, running moments, or an error"
+        "skip", description="for one image: no deviation term, running moments, or an error"
     )
     stages: str = Field(
         "4",
         pattern="^[1-4]+$",
-        description="segmentation: stages whose maps are aligned, a loss for each",
+        description="segmentation: stages whose maps are aligned, each with a loss",
         json_schema_extra=NEWER,
     )
     source_moments: Literal["per_image", "pooled"] = Field(
         "per_image",
-        description="segmentation: source statistics averaged over images, or of all places",
+        description="segmentation: source statistics averaged over images, or of all positions",
         json_schema_extra=NEWER,
     )
     faithful: bool = Field(False, description="reproduce the faults of PAID's official code")
@@ -85,7 +85,7 @@ class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
 
 
 class LowRankHyperparameters(AlignmentHyperparameters):
-    """What LoRA and DoRA share: the matrix of low rank that is added to a weight."""
+    """Hyper-parameters of LoRA and DoRA: the matrix of low rank that is added to a weight."""
 
     rank: int = Field(6, ge=1, description="ρ, rank of the added matrix")
     scale: float = Field(1.0, gt=0, description="s = α/ρ of the added matrix s B A")
@@ -94,7 +94,8 @@ class LowRankHyperparameters(AlignmentHyperparameters):
 class AlignmentMethod(Method):
     """Adapters in linear layers, source statistics, and the distance of features from them.
 
-    A method defines `adapter` and `adapt`; its hyper-parameters are `AlignmentHyperparameters`.
+    A subclass defines `adapter` and `adapt`; its hyper-parameters derive from
+    `AlignmentHyperparameters`.
     """
 
     tasks = frozenset({"classification", "segmentation"})
@@ -113,11 +114,11 @@ class AlignmentMethod(Method):
 
     @staticmethod
     def adapter(weight: Tensor, hp: Any) -> WeightAdapter:
-        """The adapter of a frozen weight [out, in]; each method's own."""
-        raise MethodError("an alignment method defines adapter(weight, hp); this one does not.")
+        """The adapter of a frozen weight [out, in]; a subclass defines it."""
+        raise MethodError("an alignment method must define adapter(weight, hp).")
 
     def setup(self) -> None:
-        """Swap adapters into the selected layers; only they learn."""
+        """Inject adapters into the selected layers; only they are trained."""
         hp = self.hp
         self.aligned.check(asked_by=type(self).__name__)
         parameters = inject(
@@ -131,9 +132,9 @@ class AlignmentMethod(Method):
         self.optimizer = self.build_optimizer()
 
     def prepare(self, source: Any) -> None:
-        """Feature statistics on source images, of the source weights unless it is said otherwise.
+        """Statistics of the features of source images, by default of the source weights.
 
-        Both the paper of PAID and its code take the source weights', also after a warm-up.
+        Both the paper of PAID and its code use the source weights, also after a warm-up.
         """
         of_source = self.hp.statistics_model == "source"
         facts = {
@@ -164,45 +165,46 @@ class AlignmentMethod(Method):
 
     @property
     def aligned(self) -> ImageFeatures | StageFeatures:
-        """What is aligned on a model of this task."""
+        """The aligned features of a model of this task."""
         return FEATURES[self.model.task](self.model, self.hp)
 
     @property
     def source_statistics(self) -> SourceStatistics:
-        """The statistics of the source's features, of the first stage where there are several."""
+        """The source statistics; with several aligned stages, of the first."""
         return self.sources[0]
 
     @property
     def running_moments(self) -> RunningMoments | None:
-        """The running moments beside `source`, if there are any."""
+        """The running moments of the same features; None unless `single_image` is "ema"."""
         return self.runnings[0]
 
     def adapt(self, images: Tensor) -> Tensor:
-        """The step of adapters written for 0.1.0; goes with the next release."""
+        """Deprecated: the step of methods written for 0.1.0."""
         warnings.warn(
-            f"{type(self).__name__} inherits adapt from AlignmentMethod; define it in the class "
-            "itself, as methods/paid.py does: the inherited one goes with the next release.",
+            f"{type(self).__name__} inherits adapt from AlignmentMethod, which will be removed in "
+            "0.3.0; define adapt in the class itself, as methods/paid.py does.",
             FutureWarning,
             stacklevel=2,
         )
         return self.adapt_in_chunks(images)
 
-    # -- what a method's `adapt` is made of
+    # -- steps for `adapt`
 
     def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Features with gradient to the adapters, and logits without, of one forward pass.
+        """Features with gradient to the adapters, and logits without, by one forward pass.
 
-        The features are [n, d], or of the places [n·h·w, d] of each aligned stage of a segmentor.
+        Features: [n, d] for classification; for segmentation the positions [n·h·w, d] of each
+        aligned stage.
         """
         return self.aligned.features_and_logits(images)
 
     def distance(self, features: Sequence[Tensor]) -> Tensor:
-        """‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂ of features, summed over the stages; a scalar."""
+        """‖μ_t - μ_s‖₂ + λ ‖σ_t - σ_s‖₂ of features, summed over stages: a scalar."""
         losses = [self.distance_of(*place) for place in enumerate(features)]
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def distance_of(self, place: int, features: Tensor) -> Tensor:
-        """The distance of one stage's features [n, d]; `single_image` says what one image has."""
+        """The distance of the features [n, d] of stage number `place`."""
         source, running = self.sources[place], self.runnings[place]
         if running is not None and not self.hp.faithful:
             mean, std = running.update_statistics(features)
@@ -212,7 +214,7 @@ class AlignmentMethod(Method):
         return alignment_loss(features, source, self.hp.std_weight, single=single)
 
     def adapt_in_chunks(self, images: Tensor) -> Tensor:
-        """A step on a batch in `chunks`, whose gradients add up; logits from before it."""
+        """One step with the gradients of all `chunks` of a batch; returns logits from before it."""
         chunks = images.chunk(self.hp.chunks)
         with cached_weights(self.model) if len(chunks) > 1 else contextlib.nullcontext():
             whole = self.hp.two_pass and len(chunks) > 1
@@ -222,7 +224,7 @@ class AlignmentMethod(Method):
         return scored
 
     def one_pass(self, chunks: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """Logits, and gradients with each chunk's own statistics; whether all were finite."""
+        """Logits, and whether all losses were finite; each chunk has its own statistics."""
         divisor = self.hp.chunks if self.hp.faithful else len(chunks)
         scored, finite = [], True
         for chunk in chunks:
@@ -234,10 +236,10 @@ class AlignmentMethod(Method):
         return torch.cat(scored), finite
 
     def two_passes(self, chunks: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """The same with the statistics of all chunks together: exactly those of the whole batch.
+        """The same with the statistics of the whole batch.
 
-        The first pass gives the features and the loss's gradient to them, the second carries it
-        through the network chunk by chunk.
+        The first pass computes all features and the gradient of the loss with respect to them; the
+        second propagates it through the network chunk by chunk.
         """
         with torch.no_grad():
             first = [self.features_and_logits(chunk) for chunk in chunks]

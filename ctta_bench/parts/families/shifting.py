@@ -1,4 +1,4 @@
-"""Features shifted by the difference of the source's mean and the stream's (FOA and its parts)."""
+"""Features shifted by the difference of source mean and stream mean: the base class of FOA."""
 
 import copy
 from typing import Any, ClassVar
@@ -15,31 +15,31 @@ from ctta_bench.parts.source.moments import SourceStatistics, cached_statistics,
 
 
 class ShiftHyperparameters(MethodHyperparameters):
-    """What all that shift features have in common."""
+    """Hyper-parameters of methods that shift features."""
 
     source_samples: int = Field(500, ge=2, description="source images for the statistics")
     shift_weight: float = Field(1.0, ge=0, description="γ of the shift")
-    history: float = Field(0.9, ge=0, le=1, description="share of the past in the stream's mean")
+    history: float = Field(0.9, ge=0, le=1, description="momentum of the stream mean")
 
 
 class ShiftMethod(Method):
-    """Scores shifted features.
+    """Scores the logits of shifted features.
 
-    A method defines `adapt`; its hyper-parameters are `ShiftHyperparameters`.
+    A subclass defines `adapt`; its hyper-parameters derive from `ShiftHyperparameters`.
     """
 
     source_access = "unlabelled"
     all_blocks: ClassVar[bool] = False
-    """Whether it looks at the class token after every block, not at the last features alone."""
+    """Whether features are the class tokens after every block, not only the last features."""
 
     def setup(self) -> None:
-        """Nothing has been seen yet."""
+        """Start without a stream mean."""
         if self.all_blocks:
             check_class_token(self.model, asked_by=type(self).__name__)
         self.average: Tensor | None = None
 
     def prepare(self, source: Any) -> None:
-        """Mean and deviation of the source's features."""
+        """Mean and standard deviation of the source features."""
         samples = self.hp.source_samples
 
         def make() -> SourceStatistics:
@@ -56,7 +56,7 @@ class ShiftMethod(Method):
         self.source_used = self.source.images
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Features [n, places, d], the last of them those that are shifted."""
+        """Features [n, positions, d] of images; the last position is shifted."""
         if self.all_blocks:
             return class_tokens(self.model, images)
         return self.model.features(images)[:, None]
@@ -67,17 +67,17 @@ class ShiftMethod(Method):
         return self.shifted_logits(self.forward_features(images)[:, -1])
 
     def shift(self) -> Tensor | float:
-        """γ times the way from the stream's mean to the source's [d]; 0 before the first batch."""
+        """γ times the difference [d] of source mean and stream mean; 0 before the first batch."""
         if self.average is None:
             return 0.0
         return self.hp.shift_weight * (self.source.mean[-len(self.average) :] - self.average)
 
     def shifted_logits(self, features: Tensor) -> Tensor:
-        """Logits of features [n, d]."""
+        """Logits [n, classes] of features [n, d] after the shift."""
         return self.model.head(features + self.shift())
 
     def update_statistics(self, features: Tensor) -> None:
-        """Take features [..., d] into the stream's mean, if they are finite."""
+        """Update the stream mean with features [..., d], if they are finite."""
         mean = features.detach().flatten(0, -2).to(self.source.mean).mean(0)
         if not bool(mean.isfinite().all()):
             return
@@ -86,14 +86,14 @@ class ShiftMethod(Method):
 
     @property
     def scored_model(self) -> SourceModel:
-        """The model, with the shift in its last layer's bias."""
+        """A copy of the model with the shift added to the bias of its last layer."""
         if self.average is None:
             return self.model
         moved = copy.deepcopy(self.model)
         layer = moved.classifier
         if layer.bias is None:
             raise MethodError(
-                f"{moved.name} has no bias that could hold the shift of its features."
+                f"{moved.name} has no bias in its last layer, which an export needs for the shift."
             )
         with torch.no_grad():
             layer.bias.add_(layer.weight @ torch.as_tensor(self.shift()).to(layer.weight))
@@ -101,7 +101,7 @@ class ShiftMethod(Method):
 
 
 def distance(tokens: Tensor, source: SourceStatistics) -> Tensor:
-    """Mean squared difference of means, and of deviations, of tokens [n, places, d]; their sum."""
+    """Mean squared difference of means plus that of deviations, of tokens [n, positions, d]."""
     seen = tokens.flatten(1)
     apart = (seen.std(0) - source.std).square() + (seen.mean(0) - source.mean).square()
     return apart.mean()

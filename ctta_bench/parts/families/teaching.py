@@ -1,6 +1,6 @@
-"""The base that students of a teacher had in 0.1.0, for plug-ins; it goes with the next release.
+"""Deprecated: the base class that methods with a teacher had in 0.1.0, for plug-ins.
 
-CoTTA, ViDA and Continual-MAE are methods like others now, and call what they share.
+CoTTA, ViDA and Continual-MAE derive from Method and call functions for what they share.
 """
 
 import warnings
@@ -29,24 +29,24 @@ __all__ = ["IMAGES_PER_PASS", "StudentMethod", "at_least_float32"]
 
 
 class StudentMethod(Method):
-    """A method whose student learns from a teacher: a network of its own, or an earlier self.
+    """A method whose student learns from a teacher: another network, or its own earlier state.
 
     Its hyper-parameters have `views`, `min_gradient_norm`, `restore_probability` and `faithful`,
-    and `loss` if it uses `objective`; on segmentation `output_scale`, and `confidence_threshold`
-    if there is an anchor.
+    and `loss` if it uses `objective`; for segmentation `output_scale`, and `confidence_threshold`
+    if there is an anchor. Its hooks keep their names until it is removed in 0.3.0.
     """
 
-    teacher: SourceModel  # where it is a network of its own
+    teacher: SourceModel  # if it is another network
     anchor: SourceModel
     restored: list[Tensor]
     source: list[Tensor]
     augment: Augment = staticmethod(random_view)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Warn that the base goes."""
+        """Warn that the class is deprecated."""
         super().__init_subclass__(**arguments)
         warnings.warn(
-            f"{cls.__name__}: StudentMethod goes with the next release; derive from Method, as "
+            f"{cls.__name__}: StudentMethod will be removed in 0.3.0; derive from Method, as "
             "methods/cotta.py does.",
             FutureWarning,
             stacklevel=2,
@@ -55,17 +55,17 @@ class StudentMethod(Method):
     def over_views(
         self, images: Tensor, see: Callable[[Tensor], Tensor], *, together: bool = True
     ) -> Iterator[Tensor]:
-        """What `see` gives for N random views, as [views, n, ...] of some views at a time."""
+        """The outputs of `see` for N random views, as [views, n, ...], some views at a time."""
         size, views = self.model.preprocessing.size, self.hp.views
         return over_views(images, see, views, size=size, augment=self.augment, together=together)
 
     @property
     def scored_model(self) -> SourceModel:
-        """The teacher, if it is a network of its own."""
+        """The teacher, if it is another network."""
         return vars(self).get("teacher", self.model)
 
     def objective(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy against a teacher's logits; of pixels against likeliest classes."""
+        """Mean cross-entropy against a teacher's logits; for pixels against its hard labels."""
         if self.segments:
             return hard_loss(logits, target)
         symmetric = self.hp.loss == "symmetric"
@@ -73,12 +73,12 @@ class StudentMethod(Method):
         return between(logits, target).mean()
 
     def check_loss(self) -> None:
-        """Raise MethodError for the loss "symmetric" on segmentation, whose labels are hard."""
+        """Raise MethodError for the loss "symmetric" with segmentation, whose labels are hard."""
         if self.segments:
             check_hard_labels(self.model, self.hp.loss, asked_by=self.title)
 
     def labelled(self, images: Tensor, views: Sequence[View]) -> tuple[Tensor, float]:
-        """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views."""
+        """The teacher's log-probabilities [n, classes, H, W], and the variance over the views."""
         return log_probabilities_over_views(
             images,
             views,
@@ -91,16 +91,16 @@ class StudentMethod(Method):
     def remember_source(
         self, parameters: Iterable[Tensor], source: Iterable[Tensor] | None = None
     ) -> None:
-        """Say what `restore` sets back, and to what: copies of their values now, or `source`."""
+        """Set the parameters that `restore` sets back, and their source values (default: now)."""
         self.restored = list(parameters)
         copies = (parameter.detach().clone() for parameter in self.restored)
         self.source = list(copies if source is None else source)
 
     def learn(self, loss: Tensor) -> bool:
-        """One step, or none on rounding noise; False if the update is to be left out as a whole."""
+        """One step, or none on rounding noise; False if the update is skipped as not finite."""
         least = 0.0 if self.hp.faithful else self.hp.min_gradient_norm
         return self.step(loss, least_norm=least)
 
     def restore(self) -> None:
-        """Set a random share p of the scalars of `restored` back to the source."""
+        """Set a random share p of the scalars of `restored` back to the source weights."""
         stochastic_restore(self.restored, self.source, self.hp.restore_probability)

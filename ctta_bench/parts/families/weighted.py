@@ -1,8 +1,8 @@
-"""Self-training weighted by certainty and diversity: what ROID and CMF share.
+"""Self-training with sample weights by certainty and diversity: the base class of ROID and CMF.
 
-Each keeps the images of a batch that are predicted unlike the average, learns from them by soft
-likelihood ratios and by agreement with a view, moves its weights back towards the source by a rule
-of its own, and scores logits corrected for the classes of the batch.
+Both select the images of a batch whose prediction differs from the average, and train on soft
+likelihood ratios and on consistency with a view. Each then pulls the model to the source weights by
+its own rule. Scored logits are corrected by the class prior of the batch.
 """
 
 from collections.abc import Callable
@@ -22,30 +22,30 @@ if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
 
 BATCH_SHARE = 0.1  # share of a batch in the average prediction
-CLIPPED = 0.99  # largest probability that a likelihood ratio sees
+CLIPPED = 0.99  # largest probability in a likelihood ratio
 
 
 class SampleWeightingHyperparameters(OptimizerHyperparameters):
-    """What ROID and CMF have in common."""
+    """Hyper-parameters of ROID and CMF."""
 
     nesterov: bool = Field(True, description="Nesterov's momentum (SGD)")
-    weighting: bool = Field(True, description="weights of the images, and images left out")
-    consistency: bool = Field(True, description="the term of agreement with a view")
-    temperature: float = Field(1 / 3, gt=0, description="τ of the weights")
+    weighting: bool = Field(True, description="sample weights, and exclusion of images")
+    consistency: bool = Field(True, description="the loss of consistency with a view")
+    temperature: float = Field(1 / 3, gt=0, description="τ of the sample weights")
     prior: Literal["logits", "probabilities", "off"] = Field(
-        "logits", description="what is multiplied by the batch's smoothed classes"
+        "logits", description="outputs that are multiplied by the batch's smoothed prior"
     )
 
 
 class SampleWeightingMethod(Method):
-    """Weighted self-training of all norm layers; how the weights go back is a method's own.
+    """Self-training of all norm layers with sample weights; subclasses pull to the source weights.
 
-    A method defines `adapt`; its hyper-parameters are `SampleWeightingHyperparameters`.
+    A subclass defines `adapt`; its hyper-parameters derive from `SampleWeightingHyperparameters`.
     """
 
     search_space = {"lr": (1e-5, 1e-1), "prior": ["logits", "probabilities", "off"]}
     exempt = {
-        "declared_passes": "how many images are kept for the second pass is the batch's matter",
+        "declared_passes": "the number of images in the second pass depends on the batch",
         "learning_rate_zero_is_source": "scores are multiplied by the batch's prior",
     }
     average: Tensor
@@ -64,13 +64,14 @@ class SampleWeightingMethod(Method):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Corrected logits."""
+        """Logits corrected by the class prior of the batch."""
         return self.corrected(self.model(images))
 
     def update(self, images: Tensor, logits: Tensor) -> bool:
-        """One step on the weighted images of a batch; False, and counted, if all are left out.
+        """One step on the weighted images of a batch, then the EMA of the average prediction.
 
-        The average prediction then moves towards the batch's.
+        images: [n, 3, H, W]; logits: [n, classes] of them, with gradient. Returns False, and counts
+        a skipped update, if all weights are 0 or the loss is not finite.
         """
         entropy = softmax_entropy(logits)
         p = logits.detach().softmax(-1, dtype=entropy.dtype)
@@ -85,22 +86,23 @@ class SampleWeightingMethod(Method):
         return True
 
     def sample_weights(self, p: Tensor, entropy: Tensor) -> Tensor:
-        """Weights [n] in {0} and [1, e^(1/τ)] of probabilities p [n, classes] and entropies [n].
+        """Sample weights [n] of probabilities p [n, classes] and entropies [n] in nats.
 
-        0 leaves an image out. All are 0 where no two images differ, or one is not finite.
+        A weight is 0, which excludes the image, or in [1, e^(1/τ)]. All are 0 if all images are
+        equal or one is not finite.
         """
         if not self.hp.weighting:
             return torch.ones_like(entropy) * entropy.isfinite().all()
         diversity = within_range(1 - cosine_similarity(self.average[None], p))
         weights = (diversity * within_range(-entropy) / self.hp.temperature).exp()
-        # Comparisons with what is not a number are false.
+        # Comparisons with NaN are false.
         return torch.where(diversity >= diversity.mean(), weights, 0).nan_to_num(0)
 
     def total_loss(self, images: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
-        """The weighted losses of the kept images, summed and divided by the size of a full batch.
+        """Sum of the weighted losses of the selected images over the size of a full batch.
 
-        As in the official code, where the size is configured: a short last batch takes a short
-        step. Here it is that of the largest batch so far.
+        In the official code that size is configured, so that a short last batch takes a small
+        step. Here it is the size of the largest batch so far.
         """
         kept = weights > 0
         loss = likelihood_ratio_loss(logits[kept])
@@ -112,7 +114,7 @@ class SampleWeightingMethod(Method):
     def corrected(self, logits: Tensor) -> Tensor:
         """Logits [n, classes] times the batch's prior, or log-probabilities plus its logarithm.
 
-        A single image has no prior.
+        Unchanged for a single image.
         """
         precise = torch.promote_types(logits.dtype, torch.float32)
         log_p = logits.log_softmax(-1, dtype=precise)
@@ -124,14 +126,14 @@ class SampleWeightingMethod(Method):
 
 
 def within_range(values: Tensor) -> Tensor:
-    """Values [n] shifted and scaled to [0, 1]; nan where they are all the same."""
+    """Values [n] shifted and scaled to [0, 1]; nan if all are equal."""
     return (values - values.min()) / (values.max() - values.min())
 
 
 def likelihood_ratio_loss(logits: Tensor) -> Tensor:
     """Soft likelihood ratio loss [n]: -Σ p log(p / (1 - p) + 1e-5), with p at most 0.99.
 
-    It has no gradient where a class is surer than that; a sure image has about -4.5.
+    It has no gradient where a probability is larger; a certain image has about -4.5.
     """
     p = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     p = p.clamp(0, CLIPPED)
@@ -139,7 +141,7 @@ def likelihood_ratio_loss(logits: Tensor) -> Tensor:
 
 
 def smoothed_prior(p: Tensor) -> Tensor:
-    """Mean [classes] of probabilities [n, classes], the flatter the fewer there are; sums to 1."""
+    """Mean [classes] of probabilities [n, classes], smoothed more for small n; sums to 1."""
     count, classes = p.shape
     prior = p.mean(0)
     smoothing = max(1 / count, 1 / classes) / prior.max()

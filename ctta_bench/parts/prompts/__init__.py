@@ -1,5 +1,5 @@
-"""Prompts: tokens or pixels that learn in front of a frozen network."""
+"""Prompts: trained tokens or pixels in the input of a frozen network."""
 
 from ctta_bench.names import late
 
-__getattr__ = late(__name__, "learner")  # all that the module of this name had
+__getattr__ = late(__name__, "learner")  # the names of the former module

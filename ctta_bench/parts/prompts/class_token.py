@@ -1,4 +1,4 @@
-"""Prompt tokens behind a ViT's class token, and the class token after every block (DPCore, FOA)."""
+"""Prompt tokens after a ViT's class token, and the class token after every block (DPCore, FOA)."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ def check_class_token(model: SourceModel, *, asked_by: str) -> None:
     network = model.network
     if not isinstance(network, VisionTransformer) or network.cls_token is None:
         raise MethodError(
-            f"{asked_by} cannot serve {model.name}: it works on the class token of a timm "
+            f"{asked_by} does not support {model.name}: it uses the class token of a timm "
             "VisionTransformer, which this model lacks."
         )
 
@@ -33,7 +33,7 @@ def start_prompts(model: SourceModel, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def prompted(model: SourceModel, prompts: Tensor) -> Iterator[None]:
-    """Within the block prompts [P, d] stand behind the class token, without a position."""
+    """Context manager: prompts [P, d] follow the class token, without position embedding."""
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         tokens: Tensor = inputs[0]
@@ -48,9 +48,9 @@ def prompted(model: SourceModel, prompts: Tensor) -> Iterator[None]:
 
 
 def class_tokens(model: SourceModel, images: Tensor) -> Tensor:
-    """The class token after every block [n, blocks, d], each as what follows normalises it.
+    """The normalised class token after every block [n, blocks, d].
 
-    That is the first norm of the next block; after the last block it is the model's feature.
+    The norm is the first of the next block; after the last block it is that of the features.
     """
     seen: list[Tensor] = []
 

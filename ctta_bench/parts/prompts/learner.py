@@ -1,4 +1,4 @@
-"""Learning of prompt tokens: DINO heads, and the losses on what they give (DePT)."""
+"""Prompt tokens with DINO heads, and losses on their outputs (DePT)."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ CENTRE_MOMENTUM = 0.9
 
 
 class DINOHead(nn.Module):
-    """Two linear layers to a unit vector, and its cosines with learnt directions."""
+    """Two linear layers to a unit vector; the outputs are its cosines with learnt directions."""
 
     def __init__(self, width: int, hidden: int, bottleneck: int, outputs: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class DINOHead(nn.Module):
 
 
 class PromptLearner(nn.Module):
-    """What student and teacher each have of their own: prompts, DINO heads, classifier."""
+    """The prompts, DINO heads and classifier of the student, or of the teacher."""
 
     def __init__(self, width: int, stages: int, prompts: int, classifier: nn.Linear) -> None:
         super().__init__()
@@ -44,20 +44,20 @@ def distillation(student: Tensor, teacher: Tensor, centre: Tensor) -> Tensor:
 
 
 def next_centre(centre: Tensor, teacher: Tensor, *, summed: bool = False) -> Tensor:
-    """The centre [1, outputs] after a batch; the official code takes the batch's sum."""
+    """The EMA of the centre [1, outputs] after a batch; the official code uses the batch's sum."""
     batch = teacher.sum(0, keepdim=True) if summed else teacher.mean(0, keepdim=True)
     return centre * CENTRE_MOMENTUM + batch * (1 - CENTRE_MOMENTUM)
 
 
 def consistency_of_prompts(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """Σ w_i times the mean cosine distance of like prompts; later stages weigh more."""
+    """Σ w_i times the mean cosine distance of student's and teacher's prompts, by stage i."""
     both = zip(student, teacher, strict=True)
     apart = [(1 - cosine_similarity(s, t, dim=-1)).mean() for s, t in both]
     return (stage_weights(apart[0], len(apart)) * torch.stack(apart)).sum()
 
 
 def diversity_of_prompts(student: list[Tensor]) -> Tensor:
-    """-Σ w_i times the mean cosine distance of an image's prompts from each other."""
+    """-Σ w_i times the mean cosine distance between the prompts of an image, by stage i."""
     apart = []
     for outputs in student:
         unit = normalize(outputs, dim=-1)
@@ -74,5 +74,5 @@ def diversity_of_classes(logits: Tensor) -> Tensor:
 
 
 def stage_weights(like: Tensor, stages: int) -> Tensor:
-    """w_i = e^i / Σ e^j [stages]."""
+    """Weights [stages], larger for later stages: w_i = e^i / Σ e^j."""
     return torch.arange(stages, dtype=like.dtype, device=like.device).softmax(0)

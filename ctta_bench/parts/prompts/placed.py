@@ -1,7 +1,7 @@
-"""Prompts on the pixels where a segmentor is least certain, as SVDP places them.
+"""Prompts on the most uncertain pixels of a segmentation, as in SVDP.
 
 Uncertainty is the variance of the head's predictions under dropout. At every scale the same number
-of pixels is prompted, the most uncertain ones; a vector of the prompt has no place of its own.
+of pixels is prompted, the most uncertain ones; a vector of the prompt has no fixed position.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from torch import Tensor
 def dropout_uncertainty(passes: Iterable[Tensor]) -> Tensor:
     """Variance over passes of probabilities [..., classes, H, W], summed over classes: [..., H, W].
 
-    Followed pass by pass and in place (Welford), for a map of every class is large.
+    It is computed pass by pass and in place (Welford), as the maps of all classes are large.
     """
     each = iter(passes)
     count, mean = 1, next(each).clone()
@@ -30,14 +30,14 @@ def dropout_uncertainty(passes: Iterable[Tensor]) -> Tensor:
 
 
 def prompt_count(height: int, width: int, rate: float) -> int:
-    """k, prompted pixels at every scale: a share of the base image."""
+    """k, the number of prompted pixels at every scale: the share `rate` of the base image."""
     return int(height * width * rate)
 
 
 def most_uncertain(uncertainty: Tensor, height: int, width: int, count: int) -> Tensor:
-    """Positions int64 [count, 2] (row, column), ascending in the uncertainty at this scale.
+    """Positions int64 [count, 2] (row, column), by ascending uncertainty at this scale.
 
-    The map [H, W] is resized by cubic splines.
+    The uncertainty [H, W] is resized to [height, width] by cubic splines.
     """
     factors = (height / uncertainty.shape[0], width / uncertainty.shape[1])
     resized = zoom(uncertainty.double().cpu().numpy(), factors, order=3)
@@ -47,11 +47,11 @@ def most_uncertain(uncertainty: Tensor, height: int, width: int, count: int) -> 
 
 
 def prompt_image(prompt: Tensor, positions: Tensor, height: int, width: int) -> Tensor:
-    """The vectors [k, 3] on their positions [k, 2] of an image of zeros [3, height, width]."""
+    """An image of zeros [3, height, width] with the vectors [k, 3] at positions [k, 2]."""
     flat = positions[:, 0] * width + positions[:, 1]
     return prompt.new_zeros(3, height * width).index_copy(1, flat, prompt.T).view(3, height, width)
 
 
 def prompt_momentum(uncertainty: Tensor, scale: float) -> float:
-    """α of the prompts' average: the more uncertain, the faster they follow."""
+    """α of the prompts' EMA, smaller for a higher mean uncertainty."""
     return 0.999 - scale * float(uncertainty.mean())

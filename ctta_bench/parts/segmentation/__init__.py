@@ -1,1 +1,1 @@
-"""Segmentation: views at several scales, labels of pixels, dropout and masks of a segmentor."""
+"""Segmentation: views at several scales, labels of pixels, dropout at test time, masks."""

@@ -1,4 +1,4 @@
-"""Dropout at test time in the head of a segmentor: what changes under it is uncertain."""
+"""Dropout at test time in the head of a segmentation network, for its uncertainty."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ def dropouts_of(model: SourceModel) -> list[nn.Module]:
 
 
 def check_dropout(model: SourceModel, *, asked_by: str) -> None:
-    """Raise MethodError for a segmentor whose decode head has none."""
+    """Raise MethodError if the network's decode head has no dropout layer."""
     if not dropouts_of(model):
         raise MethodError(
-            f"{asked_by} cannot serve {model.name}: its uncertainty is that under the dropout of a "
-            "`decode_head`, of which this network has none."
+            f"{asked_by} does not support {model.name}: its uncertainty needs the dropout of a "
+            "`decode_head`, which this network lacks."
         )
 
 
 @contextlib.contextmanager
 def dropping(model: SourceModel, share: float) -> Iterator[None]:
-    """Let every dropout of the head, which is in evaluation mode, drop single values."""
+    """Context manager: every dropout layer of the head drops this share of single values."""
 
     def drop(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         return dropout(inputs[0], share, training=True)

@@ -1,7 +1,7 @@
-"""Masking the images of a segmentor in groups of 16 x 16 pixels, and what it says of each group.
+"""Masks of groups of 16 x 16 pixels for a segmentation network; uncertainty of the groups.
 
-A group is four by four places of the first stage's map; groups at the right and lower edge may be
-cut. Uncertain are groups whose prediction varies under dropout in the decode head.
+A group is four by four positions of the first stage's map; groups at the right and lower edge may
+be smaller. The uncertainty of a group is the variance of its predictions under dropout.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ DROPPED = 0.5
 
 
 class MaskedMaps(OldNames):
-    """The passes of a segmentor whose first stage's embedding can be masked by groups.
+    """Forward passes of a segmentation network with a masked embedding of the first stage.
 
-    `embedding_width` is that of the tokens that are masked, `width` that of the decode head's map
-    before its dropout. Raises MethodError, in the name of `asked_by`, for other networks.
+    `embedding_width` is the width of the masked tokens, `width` that of the decode head's map
+    before its dropout. Raises MethodError, which names the method `asked_by`, for other networks.
     """
 
     def __init__(self, model: SourceModel, *, asked_by: str) -> None:
@@ -41,7 +41,7 @@ class MaskedMaps(OldNames):
             height = embedded[1][0]
             if height * PIXELS != PROBE_SIDE * PLACES:
                 raise MethodError(
-                    f"{asked_by} masks places of 4 pixels, and those of {model.name} are of "
+                    f"{asked_by} does not support {model.name}: it needs patches of 4 pixels, not "
                     f"{PROBE_SIDE / height:g}."
                 )
 
@@ -60,7 +60,8 @@ class MaskedMaps(OldNames):
     def logits_and_uncertainty(self, images: Tensor, passes: int) -> tuple[Tensor, Tensor]:
         """Logits [n, classes, h, w] of images, and the uncertainty [n, groups].
 
-        One pass of the encoder; the variance of the probabilities over `passes` of the head.
+        By one pass of the encoder; the uncertainty is the variance of the probabilities over
+        `passes` passes of the head.
         """
         maps = self.model.feature_maps(images)
         logits = self.model.decode(maps)
@@ -70,9 +71,9 @@ class MaskedMaps(OldNames):
         return logits, by_group(variance.unsqueeze(1)).flatten(1)
 
     def masked_pass(self, images: Tensor, mask: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and the head's features [n, groups, width], with `token` for masked embeddings.
+        """Logits, and the head's features [n, groups, width], of masked images.
 
-        mask: bool [n, groups]; token: [1, 1, embedding_width].
+        mask: bool [n, groups]; token: [1, 1, embedding_width], replaces masked embeddings.
         """
 
         def hide(
@@ -87,7 +88,7 @@ class MaskedMaps(OldNames):
         return logits, by_group(features).flatten(2).mT
 
     def seen_by_head(self, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """What `run` gives, and the map [n, width, h, w] that enters the head's last dropout."""
+        """The result of `run`, and the map [n, width, h, w] before the head's last dropout."""
         seen: list[Tensor] = []
         last = dropouts_of(self.model)[-1]
         with hooked(last, lambda module, inputs, output: seen.append(inputs[0])):
@@ -95,12 +96,12 @@ class MaskedMaps(OldNames):
 
 
 def by_group(maps: Tensor) -> Tensor:
-    """Means [n, channels, rows, columns] over the groups of maps [n, channels, h, w]."""
+    """Means over groups [n, channels, rows, columns] of maps [n, channels, h, w]."""
     return avg_pool2d(maps, PLACES, ceil_mode=True, count_include_pad=False)
 
 
 def of_places(mask: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A mask of groups [n, groups] as one of the places of a map of this shape, [n, h·w]."""
+    """The mask [n, h·w] of the positions of a map, from a mask of groups [n, groups]."""
     height, width = shape
     grid = mask.view(len(mask), -(-height // PLACES), -(-width // PLACES))
     places = grid.repeat_interleave(PLACES, 1).repeat_interleave(PLACES, 2)

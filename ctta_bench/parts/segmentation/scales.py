@@ -1,8 +1,8 @@
-"""Segmentation over views at several scales: predictions brought back to one size, and labels.
+"""Segmentation with views at several scales: predictions at one size, and labels of pixels.
 
-Views of the official code of CoTTA for ACDC: the images at seven scales, each with its mirror
-image. Each view's probabilities are resized, and flipped back, and added up one after another: no
-more than a few maps of the labels' size are kept, whatever the number of views.
+The views are those of the official code of CoTTA for ACDC: images at seven scales, each with its
+mirror image. The probabilities of each view are flipped back, resized and added one after another:
+memory holds only a few maps of the labels' size, whatever the number of views.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,25 +18,25 @@ from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, MethodHyperparameters
 from ctta_bench.model import SourceModel
 
-# Nearest to the images' own size first: few views are the ones that see most.
+# In the order of use, from the images' own size on.
 SCALES = (1.0, 1.25, 0.75, 1.5, 1.75, 0.5, 2.0)
 MOST_VIEWS = 2 * len(SCALES)
 Size = tuple[int, int]
 
 
 class MapHyperparameters(MethodHyperparameters):
-    """What methods share that learn from labels of pixels."""
+    """Hyper-parameters of methods with labels of pixels."""
 
     output_scale: float | None = Field(
         None,
         gt=0,
-        description="segmentation: size of scores and labels, of that of the images; unset: logits",
+        description="segmentation: size of scores and labels over that of images; unset: of logits",
         json_schema_extra=NEWER,
     )
 
 
 class View(NamedTuple):
-    """The images at a scale, mirrored or not; the first of several views is the plain one."""
+    """Images at a scale, mirrored or not; the first of several views is the plain one."""
 
     scale: float
     mirrored: bool
@@ -54,34 +54,37 @@ class OverViews(NamedTuple):
 
 
 def first_views(count: int, *, asked_by: str) -> list[View]:
-    """Plain view first, each followed by its mirror image. Raises MethodError for more than 14."""
+    """The first `count` views: the plain one, its mirror image, the next scale, and so on.
+
+    Raises MethodError, which names the method `asked_by`, unless there are 1 to 14.
+    """
     if not 1 <= count <= MOST_VIEWS:
         raise MethodError(
-            f"{asked_by} has 1 to {MOST_VIEWS} views on segmentation (seven scales, each with its "
-            f"mirror image), not {count}; set `views`."
+            f"{asked_by} supports 1 to {MOST_VIEWS} views for segmentation (seven scales, each "
+            f"with its mirror image), not {count}; set `views`."
         )
     return views_at(SCALES)[:count]
 
 
 def views_at(scales: Iterable[float]) -> list[View]:
-    """Each scale with its mirror image, beginning with 1."""
+    """Views at each scale, each with its mirror image; scale 1 comes first."""
     ordered = sorted(scales, key=lambda scale: scale != 1.0)
     return [View(scale, mirrored) for scale in ordered for mirrored in (False, True)]
 
 
 def rescaled(images: Tensor, scale: float) -> Tensor:
-    """Images [n, 3, H, W] at a scale; bilinear."""
+    """Images [n, 3, H, W] resized by a scale (bilinear)."""
     height, width = images.shape[-2:]
     return resized(images, scaled_size((height, width), scale))
 
 
 def scaled_size(size: Size, scale: float) -> Size:
-    """Height and width at a scale, whole pixels."""
+    """Height and width at a scale, rounded to pixels."""
     return round(size[0] * scale), round(size[1] * scale)
 
 
 def resized(maps: Tensor, size: Size) -> Tensor:
-    """Maps [n, channels, H, W] at a size, in float32 or better; bilinear."""
+    """Maps [n, channels, H, W] resized (bilinear), in float32 or better."""
     maps = maps if maps.dtype == torch.float64 else maps.float()
     if tuple(maps.shape[-2:]) == size:
         return maps
@@ -89,7 +92,7 @@ def resized(maps: Tensor, size: Size) -> Tensor:
 
 
 def enlarged(logits: Tensor, images: Tensor, scale: float | None) -> Tensor:
-    """Logits at `scale` times the size of the images; as they are for None."""
+    """Logits resized to `scale` times the size of the images; unchanged for None."""
     if scale is None:
         return logits
     height, width = images.shape[-2:]
@@ -104,45 +107,45 @@ def seen_over(
 ) -> Iterator[Tensor]:
     """Probabilities [n, classes, *size] view by view, mirror images flipped back.
 
-    `show` gives the images at a scale, `see` their logits; without a size that of the first view's
-    logits is taken.
+    `show(scale)` gives the images, `see(images)` their logits. `size` None is that of the logits of
+    the first view.
     """
     for view in views:
         shown = show(view.scale)
-        # Flipped back while they are small.
+        # Flipped back before they are enlarged.
         logits = see(shown.flip(-1)).flip(-1) if view.mirrored else see(shown)
         height, width = size = size or (logits.shape[-2], logits.shape[-1])
-        yield resized(logits, (height, width)).softmax(1)  # with no name here, it is soon let go
+        yield resized(logits, (height, width)).softmax(1)  # unnamed: freed early
 
 
 def averaged(seen: Iterable[Tensor]) -> OverViews:
-    """Plain view, mean and variance of probabilities that come one view after another."""
+    """Plain view, mean and variance of the probabilities of views."""
     views = iter(seen)
     plain = total = next(views)
     squares, count = [_mean_square(plain)], 1
     for count, probabilities in enumerate(views, start=2):
         squares.append(_mean_square(probabilities))
-        # In place but for the plain view's own map.
+        # In place, except into the plain view's own map.
         total = plain + probabilities if count == 2 else total.add_(probabilities)
-        del probabilities  # before the next view is seen
+        del probabilities  # before the next view is computed
     mean = total if count == 1 else total.div_(count)
     if count == 1:
         return OverViews(plain, mean, float("nan"))
-    # Of the mean of all values no more than sums are needed: no second map.
+    # The variance needs only sums, not a second map.
     variance = (sum(squares) - count * _mean_square(mean)) / (count - 1)
     return OverViews(plain, mean, max(variance, 0.0) if variance == variance else variance)
 
 
 def _mean_square(values: Tensor) -> float:
-    # Class by class: a square of the whole would be another map.
-    sums = [part.square().sum(dtype=torch.float64) for part in values.unbind(1)]
+    # Class by class: the squares of all classes would be another map.
+    sums = [one.square().sum(dtype=torch.float64) for one in values.unbind(1)]
     return float(torch.stack(sums).sum()) / values.numel()
 
 
 def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
-    """Log-probabilities [n, classes, H, W]: of the plain view where `sure` [n, 1, H, W], else mean.
+    """Log-probabilities [n, classes, H, W]: of the plain view where `sure`, else of the mean.
 
-    Without `sure` the mean is taken everywhere.
+    sure: bool [n, 1, H, W]; None uses the mean everywhere.
     """
     plain, mean = over_views.plain, over_views.mean
     chosen = mean.clone() if sure is None else torch.where(sure, plain, mean)
@@ -159,10 +162,10 @@ def log_probabilities_over_views(
     scale: float | None,
     threshold: float,
 ) -> tuple[Tensor, float]:
-    """Log-probabilities [n, classes, H, W] of the teacher, and the variance over the views.
+    """The teacher's log-probabilities [n, classes, H, W], and their variance over the views.
 
-    Those of the plain view where the anchor's confidence is above the threshold, elsewhere of the
-    mean over the views; at `scale` times the size of the images, or that of the logits for None.
+    They are of the plain view where the anchor's confidence is above the threshold, elsewhere of
+    the mean over the views. Their size is `scale` times that of the images; None: of the logits.
     """
     size = None if scale is None else scaled_size((images.shape[-2], images.shape[-1]), scale)
     over = averaged(seen_over(views, partial(rescaled, images), teacher, size))
@@ -174,23 +177,23 @@ def log_probabilities_over_views(
 
 
 def confident(logits: Tensor, size: Size, threshold: float) -> Tensor:
-    """Where the largest probability is above a threshold, bool [n, 1, *size]."""
+    """Whether the largest probability is above a threshold, bool [n, 1, *size]."""
     return resized(logits, size).softmax(1).amax(1, keepdim=True) > threshold
 
 
 def hard_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy of logits [n, classes, h, w] against a target's most likely classes.
 
-    target: [n, classes, H, W], to whose size the logits are brought.
+    target: [n, classes, H, W]; the logits are resized to its size.
     """
     height, width = target.shape[-2:]
     return cross_entropy(resized(logits, (height, width)), target.argmax(1))
 
 
 def check_hard_labels(model: SourceModel, loss: str, *, asked_by: str) -> None:
-    """Raise MethodError for the loss "symmetric" on segmentation, whose labels are hard."""
+    """Raise MethodError for the loss "symmetric" with segmentation, whose labels are hard."""
     if loss == "symmetric":
         raise MethodError(
-            f"{asked_by} learns hard labels on {model.name}, which segments: "
-            "there is no symmetric loss of them; set loss: cross_entropy."
+            f"{asked_by} does not support the symmetric loss on {model.name}: segmentation has "
+            "hard labels; set loss: cross_entropy."
         )

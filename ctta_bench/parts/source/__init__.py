@@ -1,1 +1,1 @@
-"""Source data: statistics of its features, and its images beside the stream."""
+"""Source data: statistics of its features, and replay of its images during the stream."""

@@ -1,8 +1,8 @@
-"""What is aligned with the source: features of images, or of the places of a segmentor's stages.
+"""The features that are aligned: of images, or of positions in a segmentation network's stages.
 
-For segmentation no code was published: a sample is a place of the encoder's stages (`stages`, the
-deepest alone unless it is said), so that a single image has a deviation, too. The source's are by
-default moments of each image, averaged.
+For segmentation no code was published. A sample is a position in a map of the encoder's stages
+(`stages`, by default the deepest), so that a single image has a standard deviation, too. Source
+statistics are by default moments of each image, averaged over images.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +30,10 @@ class ImageFeatures:
         self.model, self.hp = model, hp
 
     def check(self, *, asked_by: str) -> None:
-        """Nothing is undefined."""
+        """Nothing to check: all hyper-parameters are supported."""
 
     def facts(self) -> dict[str, Any]:
-        """What decides the statistics, beside what all kinds of features have."""
+        """What else the statistics depend on."""
         return {}
 
     def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -43,7 +43,7 @@ class ImageFeatures:
             return [seen], self.model.head(seen)
 
     def statistics(self, source: Any, see: See) -> list[SourceStatistics]:
-        """Those of the source images that pass the filter; `see` is not needed."""
+        """Statistics of the source images that pass the filter; `see` is not used."""
         limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
         samples = self.hp.source_samples
         return [
@@ -52,21 +52,21 @@ class ImageFeatures:
 
 
 class StageFeatures:
-    """The features [n·h·w, C] of the places of `hp.stages`, a tensor for each."""
+    """The features [n·h·w, C] of the positions in the maps of `hp.stages`, a tensor per stage."""
 
     def __init__(self, model: SourceModel, hp: Any) -> None:
         self.model, self.hp = model, hp
 
     def check(self, *, asked_by: str) -> None:
-        """Raise MethodError for the entropy filter, of which places have none."""
+        """Raise MethodError for the entropy filter, which is not defined for positions."""
         if self.hp.entropy_filter:
             raise MethodError(
-                f"{asked_by} has no entropy filter that is defined for segmentation, "
-                f"the task of {self.model.name}; set entropy_filter: false."
+                f"{asked_by} does not support the entropy filter for segmentation, the task of "
+                f"{self.model.name}; set entropy_filter: false."
             )
 
     def facts(self) -> dict[str, Any]:
-        """Which stages, and what is averaged."""
+        """The stages, and the kind of moments."""
         return {"stages": self.hp.stages, "moments": self.hp.source_moments}
 
     def features_and_logits(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -77,7 +77,7 @@ class StageFeatures:
             return features, self.model.decode(maps)
 
     def statistics(self, source: Any, see: See) -> list[SourceStatistics]:
-        """Those of what `see` gives for source images, image by image, so that large ones fit."""
+        """Statistics of `see(images)`, image by image, so that large images fit in memory."""
         return place_statistics(
             see,
             source.batches(1),

@@ -1,6 +1,6 @@
-"""Moments of features: the source's, a batch's, running ones, and the distance between them.
+"""Moments of features: source statistics, batch moments, running moments, and their distance.
 
-A sample is an image; of feature maps, every place is one.
+A sample is an image; for feature maps a position.
 """
 
 import math
@@ -19,13 +19,13 @@ from ctta_bench.names import OldNames, renamed
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
 
-RUNNING = 0.9  # share of the past in the moments of single images
-LEAST_VARIANCE = 1e-12  # the root of less has no finite gradient
+RUNNING = 0.9  # momentum of the running moments
+LEAST_VARIANCE = 1e-12  # the root of smaller values has no finite gradient
 
 
 @dataclass
 class SourceStatistics:
-    """Mean and unbiased standard deviation [d] of source features, and how many made them."""
+    """Mean and unbiased standard deviation [d] of source features, and the number of images."""
 
     mean: Tensor
     std: Tensor
@@ -44,10 +44,10 @@ def source_statistics(
 ) -> SourceStatistics:
     """Statistics of the features of the first `samples` source images that pass the filter.
 
-    batches: images [n, 3, H, W]; entropy_limit: keep images whose prediction has less entropy
-    (nats), as the official code of PAID and DPCore does; None keeps all. `seen` gives other
-    features [n, d] of images than the model's, `asked` other logits for the filter. Takes what
-    there is if there are fewer. Raises DataError if no image, or a single one, is left.
+    batches: images [n, 3, H, W] in [0, 1]; entropy_limit: use only images whose prediction has a
+    lower entropy (nats), as the official code of PAID and DPCore; None uses all. `seen` replaces
+    the model's features [n, d], `asked` the logits of the filter. Fewer images than `samples` are
+    allowed. Raises DataError if fewer than two pass.
     """
     kept: list[Tensor] = []
     count = 0
@@ -73,14 +73,17 @@ def source_statistics(
 def cached_statistics(
     source: Any, facts: dict[str, Any], make: Callable[[], SourceStatistics], like: Tensor
 ) -> SourceStatistics:
-    """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
+    """The statistics of `make`, or those that a cell with the same `facts` stored.
+
+    `source.once` stores them; the result is on the device of `like`.
+    """
     return cached_statistics_of_maps(source, facts, lambda: [make()], like)[0]
 
 
 def cached_statistics_of_maps(
     source: Any, facts: dict[str, Any], make: Callable[[], list[SourceStatistics]], like: Tensor
 ) -> list[SourceStatistics]:
-    """What `make` gives, or what a cell of like `facts` has kept of it, where `like` is."""
+    """The same for several statistics, one per feature map."""
 
     def made() -> dict[str, Tensor]:
         found = make()
@@ -108,11 +111,11 @@ def place_statistics(
     samples: int,
     pooled: bool,
 ) -> list[SourceStatistics]:
-    """Statistics over the places of maps, for each map of `forward_features` as rows [h·w, C].
+    """Statistics over positions, for each map of `forward_features(image)`, rows [h·w, C].
 
-    images: [1, 3, H, W] each, of which the first `samples` are read. Moments of each image are
-    averaged; or, `pooled`, those of all places together, whose deviation also holds how images
-    differ from each other, and which a single image never has. Raises DataError if there is none.
+    images: [1, 3, H, W] each, of which the first `samples` are used. The moments of each image are
+    averaged; with `pooled`, they are those of all positions together, whose deviation includes the
+    differences between images. Raises DataError if there is no image.
     """
     found: list[list[Tensor]] = []
     count = 0
@@ -125,12 +128,12 @@ def place_statistics(
         if count == samples:
             break
     if not count:
-        raise DataError("the source set has no image for the statistics of its feature maps.")
+        raise DataError("the source set has no image for the statistics of feature maps.")
     return [_statistics_of(sums, count, pooled) for sums in found]
 
 
 def _moments_of(rows: Tensor, pooled: bool) -> list[Tensor]:
-    """What is added up over images: mean and deviation; or number, sum and squares."""
+    """The sums over images: of mean and deviation; or number, sum and sum of squares."""
     rows = rows.double()
     if pooled:
         return [rows.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0)]
@@ -168,10 +171,11 @@ def alignment_loss(
     *,
     single: Literal["skip", "ema", "error", "nan"] = "skip",
 ) -> Tensor:
-    """‖μ_t - μ_s‖₂ + λ‖σ_t - σ_s‖₂ over features [n, d] (PAID, its objective), a scalar >= 0.
+    """‖μ_t - μ_s‖₂ + λ‖σ_t - σ_s‖₂ over features [n, d] (the loss of PAID), a scalar >= 0.
 
-    σ_t is unbiased and undefined for one image: `single` says whether the term is left out ("skip",
-    "ema"), is an error (MethodError), or becomes NaN as in the official code (even for λ = 0).
+    σ_t is unbiased and undefined for one image. `single` chooses what happens then: the term is
+    omitted ("skip", "ema"), MethodError is raised ("error"), or the loss is NaN as in the official
+    code ("nan", even for λ = 0).
     """
     features = features if features.dtype == torch.float64 else features.float()
     mean = features.mean(0)
@@ -195,10 +199,10 @@ def moment_distance(
 
 
 class RunningMoments(OldNames):
-    """Moving averages of features and of their squares, from the source's on.
+    """Moving averages of features and of their squares, which start at the source statistics.
 
-    They are defined for one image, too. What is kept has no gradient; a new image's share in what
-    is returned does.
+    They are defined for one image, too. The stored moments have no gradient; the returned ones have
+    a gradient to the new features.
     """
 
     def __init__(self, source: SourceStatistics) -> None:
@@ -206,7 +210,7 @@ class RunningMoments(OldNames):
         self.square = source.mean.square() + source.std.square()
 
     def update_statistics(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [d] with the features [n, d] in them; kept if they are finite."""
+        """Update with features [n, d], if they are finite; returns mean and deviation [d]."""
         features = features.to(self.mean.dtype)
         mean = RUNNING * self.mean + (1 - RUNNING) * features.mean(0)
         square = RUNNING * self.square + (1 - RUNNING) * features.square().mean(0)

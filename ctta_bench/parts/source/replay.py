@@ -1,7 +1,7 @@
-"""Labelled source images again and again, beside the stream: what RMT learns from.
+"""Replay of labelled source images during the stream (RMT).
 
-Source access during the stream is that of a method of labelled access which keeps a `Replay` in
-`prepare`. Its state is the place in the source set, never an image.
+A method with labelled source access makes a `Replay` in `prepare`. Its state is the position in the
+source set, without images.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Replay:
-    """Batches of source data (as `prepare` gets it), epoch after epoch, each in its own order."""
+    """Batches of the source data of `prepare`, epoch after epoch, each in its own order."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -19,15 +19,15 @@ class Replay:
         self._open: Iterator[tuple[Tensor, Tensor]] | None = None
 
     def draw(self, size: int) -> tuple[Tensor, Tensor]:
-        """Images [n, 3, H, W] and labels int64 [n]; n is the first `size` ever asked for.
+        """The next images [n, 3, H, W] and labels int64 [n].
 
-        It is less at the end of an epoch.
+        n is the `size` of the first call, or less at the end of an epoch.
         """
         self.size = self.size or size
         if (found := self._next()) is None:
             self.epoch, self.batch, self._open = self.epoch + 1, 0, None
             found = self._next()
-        assert found is not None  # prototypes have been made of these images
+        assert found is not None  # `prepare` made prototypes of these images
         self.batch += 1
         return found
 
@@ -39,16 +39,16 @@ class Replay:
         return next(self._open, None)
 
     def state_dict(self) -> dict[str, int]:
-        """The place in the source set."""
+        """The position in the source set."""
         return {"size": self.size, "epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a place."""
+        """Continue from a position."""
         self.size, self.epoch, self.batch = state["size"], state["epoch"], state["batch"]
         self._open = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Replay":
-        """A replay at the same place; an open batch cannot be copied."""
+        """A replay at the same position; an open iterator cannot be copied."""
         other = Replay(self.source)
         other.load_state_dict(self.state_dict())
         return other

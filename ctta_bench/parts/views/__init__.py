@@ -1,1 +1,1 @@
-"""Random views of images, and predictions over them."""
+"""Random views of images, and forward passes over views."""

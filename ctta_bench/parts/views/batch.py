@@ -1,9 +1,9 @@
 """Random views of a batch: the augmentation of CoTTA, which RoTTA, ViDA, Continual-MAE and RMT
 share, and the lighter one of ROID and CMF.
 
-Colours in random order, a small affine map with replicated edges, blur, flip and noise, on images
-in [0, 1]. One draw holds for a whole batch, as in the official codes; only the noise is per image.
-Draws come from torch's global streams, which the base of all methods makes private.
+Colour operations in random order, a small affine map with replicated edges, blur, flip and noise,
+on images in [0, 1]. All images of a batch share one draw, as in the official codes; only the noise
+is per image. Draws come from torch's global streams, which `Method` makes private.
 """
 
 import math
@@ -28,7 +28,7 @@ BRIGHTNESS, CONTRAST, SATURATION = (0.6, 1.4), (0.7, 1.3), (0.5, 1.5)
 HUE, GAMMA = (-0.06, 0.06), (0.7, 1.3)
 ANGLE, SCALE, SIGMA = (-15.0, 15.0), (0.9, 1.1), (0.001, 0.5)
 SHIFT = 1 / 8  # of the side; 1/16 of the padded image, which is twice as large
-CACHED_VALUES = 2**18  # of the images that are changed at a time: 1 MB, half of a core's cache
+CACHED_VALUES = 2**18  # of the images in a chunk: 1 MB, half of a core's cache
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class View:
 
 
 def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """One view of images [n, 3, H, W] in [0, 1], the same for all but for the noise; in [0, 1].
+    """One random view of images [n, 3, H, W] in [0, 1], with one draw for all but the noise.
 
-    `size` (H, W), if given, is what the images are resized to first: the network's input size, at
-    which the official codes augment.
+    `size` (H, W), if given, resizes the images first: to the network's input size, at which the
+    official codes augment. Returns images in [0, 1].
     """
     images = resized(images, size)
     view = draw_view(*images.shape[-2:])
@@ -67,9 +67,9 @@ def random_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
 
 
 def in_chunks(images: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """`change` of images [n, 3, H, W], on a CPU of a few at a time, which stay in the cache.
+    """`change(images)` of images [n, 3, H, W], on a CPU in chunks that stay in the cache.
 
-    It is for changes of many small steps that treat each image by itself.
+    `change` has many small steps and treats each image independently.
     """
     few = max(1, CACHED_VALUES // max(1, images[:1].numel()))
     if images.device.type != "cpu" or len(images) <= few:
@@ -78,7 +78,7 @@ def in_chunks(images: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def light_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """As `random_view`, but mirrored at the edges, without blur and noise: ROID's and CMF's."""
+    """The view of ROID and CMF: as `random_view`, with mirrored edges, without blur and noise."""
     images = resized(images, size)
     view = draw_view(*images.shape[-2:])
 
@@ -90,14 +90,14 @@ def light_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
 
 
 def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Images [n, 3, H, W] at a size (H, W), if one is given."""
+    """Images [n, 3, H, W] resized to (H, W), if a size is given."""
     if size is None or tuple(images.shape[-2:]) == size:
         return images
     return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
 def draw_view(height: int, width: int) -> View:
-    """A random draw for images of this size, from the host's stream whatever the device."""
+    """A random draw for images of this size, from the CPU's stream on every device."""
     order = tuple(torch.randperm(5).tolist())
     share = iter(torch.rand(11, dtype=torch.float64).tolist())
 
@@ -123,7 +123,7 @@ def draw_view(height: int, width: int) -> View:
 
 
 def jitter(images: Tensor, view: View) -> Tensor:
-    """All five colour operations in the order of the view; the contrast's mean is per image."""
+    """All five colour operations in the order of the view; the mean for contrast is per image."""
     for operation in view.order:
         if operation == 0:
             images = colour.adjust_brightness(images, view.brightness)
@@ -139,23 +139,23 @@ def jitter(images: Tensor, view: View) -> Tensor:
 
 
 def turn_hue(images: Tensor, turn: float) -> Tensor:
-    """Images [..., 3, H, W] in [0, 1] with hues moved by `turn` (of a full circle).
+    """Images [..., 3, H, W] in [0, 1] with hues rotated by `turn` (1 is a full circle).
 
-    What torchvision's adjust_hue gives up to 2e-6, at a sixth of its time.
+    Equal to torchvision's adjust_hue within 2e-6, in a sixth of its time.
     """
     red, green, blue = images.unbind(-3)
     high = torch.maximum(torch.maximum(red, green), blue)
     chroma = high - torch.minimum(torch.minimum(red, green), blue)
-    # Which is the largest, as numbers: a CPU multiplies many times faster than it chooses.
+    # The largest channel as 0 and 1: multiplication on a CPU is much faster than selection.
     not_red = (high - red).sign_()
     most_blue = (high - green).sign_().mul_(not_red)
     most_green = not_red - most_blue
     hue = (green - blue).mul_(1 - not_red)
     hue.addcmul_(blue - red, most_green).addcmul_(red - green, most_blue)
-    hue.div_(chroma.sign().neg_().add_(1).add_(chroma))  # in sixths; grey has none
+    hue.div_(chroma.sign().neg_().add_(1).add_(chroma))  # in sixths of a circle; 0 for grey
     hue.add_(most_green, alpha=2).add_(most_blue, alpha=4)
     channels = []
-    for zero in (5, 3, 1):  # each colour falls to its lowest and rises again as the hue turns
+    for zero in (5, 3, 1):  # each colour falls to its minimum and rises again with the hue
         place = hue + (zero + 6 * turn)
         place.sub_((place / 6).floor_(), alpha=6)
         share = torch.minimum(place, 4 - place).clamp_(0, 1)
@@ -164,19 +164,19 @@ def turn_hue(images: Tensor, turn: float) -> Tensor:
 
 
 def affine(images: Tensor, view: View, *, margin: int, mirrored: bool = False) -> Tensor:
-    """Rotate, scale and shift about the centre, with `margin` more pixels on each side.
+    """Rotate, scale and shift about the centre, with `margin` additional pixels on each side.
 
     The official codes pad by half the side with replicated (or `mirrored`) edges, map, and crop the
-    centre. The crop never reaches the padding's own edge, so clamped (or reflected) sampling of the
-    image itself is the same at a quarter of the cost.
+    centre. The crop never reaches the edge of the padding, so clamped (or reflected) sampling of
+    the image itself gives the same at a quarter of the cost.
     """
     height, width = images.shape[-2:]
     x = _centred(width, margin, images) - view.shift[0]
     y = _centred(height, margin, images)[:, None] - view.shift[1]
     cosine = math.cos(math.radians(view.angle)) / view.scale
     sine = math.sin(math.radians(view.angle)) / view.scale
-    # Where each output pixel comes from, in half sides from the centre. A side ends at the rim of
-    # its last pixel; to mirror without repeating that pixel, in its middle.
+    # The input position of each output pixel, in half sides from the centre. A side ends at the rim
+    # of its last pixel; in its middle if it is mirrored without repeating that pixel.
     scales = [2 / max(side - mirrored, 1) for side in (width, height)]
     grid = torch.stack(
         [(cosine * x + sine * y) * scales[0], (cosine * y - sine * x) * scales[1]], dim=-1
@@ -194,7 +194,7 @@ def _centred(side: int, margin: int, like: Tensor) -> Tensor:
 
 def blur(images: Tensor, sigma: float) -> Tensor:
     """Gaussian blur of five taps without padding: each side becomes four pixels shorter."""
-    # Weighted slices rather than a convolution, which autocast and TF32 would round to few bits.
+    # Weighted slices, not a convolution, which autocast and TF32 would compute with few bits.
     weights = [math.exp(-0.5 * ((tap - TAPS // 2) / sigma) ** 2) for tap in range(TAPS)]
     for axis in (-1, -2):
         length = images.shape[axis] - TAPS + 1

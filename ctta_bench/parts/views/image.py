@@ -1,7 +1,7 @@
-"""Random views with draws of their own for each image: weak ones, and strong ones as MoCo has them.
+"""Random views with separate draws per image: weak views, and strong views as in MoCo.
 
-On batches in [0, 1], by torch's global streams, which the base of all methods makes private.
-(`batch.py` has the views of CoTTA, one draw for a batch.)
+They take batches in [0, 1] and draw from torch's global streams, which `Method` makes private.
+(`batch.py` has the views of CoTTA, with one draw per batch.)
 """
 
 import math
@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as colour
 
 from ctta_bench.parts.views.batch import turn_hue
 
-# Shares of the image, and probabilities an image.
+# Shares of the image, and probabilities per image.
 WEAK_CROP = 224 / 256
 STRONG_AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
 JITTER, HUE, JITTERED = 0.4, 0.1, 0.8
@@ -22,15 +22,15 @@ SIGMA, SIGMA_SIDE = (0.1, 2.0), 224  # of the blur, in pixels of an image of tha
 
 
 def weak_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """A crop of 7/8 of the side at a random place, every other one mirrored."""
+    """A crop of 7/8 of the side at a random position, mirrored with probability 1/2."""
     share = images.new_full((len(images),), WEAK_CROP)
     return random_crop(images, share, share, size, "bilinear")
 
 
 def strong_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """A crop of a fifth to all of the area, other colours, sometimes grey or blurred; in [0, 1].
+    """A crop of 1/5 to all of the area with colour jitter, sometimes grey or blurred; in [0, 1].
 
-    The order of colours and the change of hue are one draw for the batch.
+    The order of the colour operations and the rotation of the hue are one draw per batch.
     """
     area, ratio = uniform(images, *STRONG_AREA), uniform(images, *map(math.log, RATIO)).exp()
     height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
@@ -41,22 +41,22 @@ def strong_view(images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
 
 
 def uniform(images: Tensor, low: float, high: float) -> Tensor:
-    """A draw for each image, [n]."""
+    """A uniform draw per image, [n]."""
     return low + (high - low) * torch.rand(len(images), dtype=images.dtype, device=images.device)
 
 
 def chance(images: Tensor, probability: float) -> Tensor:
-    """Whether it happens to each image, bool [n, 1, 1, 1]."""
+    """A draw per image that is True with this probability, bool [n, 1, 1, 1]."""
     return (uniform(images, 0, 1) < probability).view(-1, 1, 1, 1)
 
 
 def random_crop(
     images: Tensor, height: Tensor, width: Tensor, size: tuple[int, int] | None, mode: str
 ) -> Tensor:
-    """Crops of these shares [n] of the sides at random places, half of them mirrored, at `size`."""
+    """Random crops with these shares [n] of the sides, half of them mirrored, at `size`."""
     mirrored = torch.where(chance(images, 0.5).flatten(), -width, width)
     height_out, width_out = size or images.shape[-2:]
-    # Not by affine_grid, whose matrix product autocast and TF32 would round to few bits.
+    # Without affine_grid, whose matrix product autocast and TF32 would compute with few bits.
     x = mirrored[:, None] * centred(width_out, images) + shift(images, width)
     y = height[:, None] * centred(height_out, images) + shift(images, height)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
@@ -64,12 +64,12 @@ def random_crop(
 
 
 def centred(side: int, like: Tensor) -> Tensor:
-    """Centres of pixels [side], in half sides from the middle."""
+    """Centres of pixels [side], in half sides from the centre."""
     return (2 * torch.arange(side, dtype=like.dtype, device=like.device) + 1) / side - 1
 
 
 def shift(images: Tensor, share: Tensor) -> Tensor:
-    """A random place [n, 1] for a crop of this share [n] of a side, in half sides."""
+    """A random position [n, 1] of a crop with this share [n] of a side, in half sides."""
     return ((1 - share) * uniform(images, -1, 1))[:, None]
 
 
@@ -95,7 +95,7 @@ def jittered(images: Tensor) -> Tensor:
 
 
 def blurred(images: Tensor, sigma: Tensor, probability: float) -> Tensor:
-    """Gaussian blur of deviation `sigma` [n] in pixels, of some images."""
+    """Gaussian blur of deviation `sigma` [n] in pixels, of images drawn by `probability`."""
     reach = min(max(1, math.ceil(3 * float(sigma.max()))), min(images.shape[-2:]) - 1)
     taps = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     weights = (-0.5 * (taps / sigma[:, None]).square()).softmax(1)

@@ -1,4 +1,4 @@
-"""Predictions over random views of a batch, some views a pass."""
+"""Forward passes over random views of a batch."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ctta_bench.parts.views.batch import random_view
 
-IMAGES_PER_PASS = 64  # views of small batches go through a network together
+IMAGES_PER_PASS = 64  # views of small batches share a forward pass
 Augment = Callable[[Tensor, tuple[int, int] | None], Tensor]
 
 
@@ -20,10 +20,10 @@ def over_views(
     augment: Augment = random_view,
     together: bool = True,
 ) -> Iterator[Tensor]:
-    """What `see` gives for `count` random views, as [views, n, ...] of some views at a time.
+    """The outputs of `see` for `count` random views, as [views, n, ...], some views at a time.
 
-    Each view is one draw for the whole batch, at `size`. `together` lets views of small batches
-    share a pass, where no image's result depends on the others of its pass.
+    Each view is one draw per batch, at `size`. With `together`, views of small batches share a
+    forward pass, which is possible if the output of an image does not depend on the other images.
     """
     at_once = max(1, IMAGES_PER_PASS // len(images)) if together else 1
     for first in range(0, count, at_once):
@@ -33,5 +33,5 @@ def over_views(
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Values in float32, or in float64 where they are."""
+    """Values in float32, or unchanged in float64."""
     return values if values.dtype == torch.float64 else values.float()
