@@ -1,7 +1,7 @@
-"""How the settings of official codes translate into ours, one file a method.
+"""Translations of the settings of official codes to ours, one file per method.
 
-A golden case (tests/parity) names its source repository and function; the first translation that
-matches both turns it into one of our methods. Cases are never told apart by their names.
+A parity case (tests/parity) names its repository and function. The first translation that matches
+both is used; the names of cases have no effect.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ Recorded = dict[str, Tensor]
 
 
 def keep_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
-    """The method starts as it is built."""
+    """Leave the method in its initial state."""
 
 
 def same_names(method: Method) -> dict[str, Tensor]:
-    """Adapted tensors under their own names."""
+    """Adapted tensors by our names."""
     return {name: tensor.detach() for name, tensor in method.trainable.items()}
 
 
@@ -30,11 +30,11 @@ def same_names(method: Method) -> dict[str, Tensor]:
 class Translation:
     """One official implementation of one of our methods.
 
-    `words` are found in the case's `function`. `hyperparameters` reads the case.
-    `set_initial_state` puts recorded random values (start weights, augmentation, restored entries)
-    into a started method.
-    `tensors` gives the adapted tensors by the official names. `run_function` computes the outputs
-    of a case of kind "function" from its inputs.
+    repository, words: the case's `source`, and a text that its `function` contains.
+    method: the registered name. hyperparameters: makes them from the case.
+    set_initial_state: sets recorded random values (start weights, augmentation, restored entries)
+    in a started method. tensors: the adapted tensors by the official names.
+    run_function: the outputs of a case of kind "function", from its inputs.
     """
 
     repository: str
@@ -51,7 +51,7 @@ class Translation:
 
 
 class RecordedAugmentation:
-    """The cases' stand-in for random augmentation: call k flips for even k, else 0.9 x + 0.05."""
+    """The cases' replacement of random augmentation: call k flips for even k, else 0.9 x + 0.05."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -63,9 +63,9 @@ class RecordedAugmentation:
 
 
 class RecordedRestore:
-    """The cases' restorations: rows of tensor number and flat index, one list a batch.
+    """The cases' stochastic restore: recorded rows of tensor number and flat index, per batch.
 
-    `parameters` are set back to their values in `source`; both by the names of `restore_order`.
+    `parameters` are set to their values in `source`; both by the names of `restore_order`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RecordedRestore:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Restore what was restored after this batch."""
+        """Restore the entries that were recorded for this batch."""
         rows = self.rows[f"aux/restore_{self.batch}"].long()
         self.batch += 1
         for number, (parameter, value) in enumerate(self.pairs):
@@ -90,13 +90,13 @@ class RecordedRestore:
 
 
 def optimizer(settings: dict[str, Any]) -> dict[str, Any]:
-    """Our names for a recorded optimiser."""
+    """Our hyper-parameters of a recorded optimiser."""
     values = {k: v for k, v in settings.items() if k != "name"}
     return values | {"optimizer": settings["name"].lower()}
 
 
 def mario_optimizer(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Our names for the optimiser keys of mariodoebler/test-time-adaptation."""
+    """Our hyper-parameters for the optimiser keys of mariodoebler/test-time-adaptation."""
     return {
         "optimizer": cfg["OPTIM.METHOD"].lower(),
         "lr": cfg["OPTIM.LR"],

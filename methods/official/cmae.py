@@ -1,4 +1,4 @@
-"""Continual-MAE: RanXu2000/continual-mae, its CIFAR-10 form, and its targets alone."""
+"""Continual-MAE: RanXu2000/continual-mae, its CIFAR-10 form, and its HOG targets."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def official(case: Case) -> dict[str, Any]:
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded projection, views and restorations, and what is added so that no gradients tie."""
+    """Recorded projection, views, restored entries, and a tensor that breaks ties of gradients."""
     method.augment = RecordedAugmentation()
     weights = dict(method.model.network.named_parameters())
     source = {name: value.clone() for name, value in weights.items()}
@@ -43,7 +43,7 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 def targets(case: Case, inputs: Recorded) -> dict[str, Tensor]:
-    """Histograms and what the masked patches are to give."""
+    """Histograms, and the targets of the masked patches."""
     histograms = oriented_gradients(inputs["images"], case["hyper_parameters"]["cell"])
     return {
         "hog": histograms,

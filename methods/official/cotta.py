@@ -16,7 +16,7 @@ from ctta_bench.methods.official import (
 
 
 def official(case: Case) -> dict[str, Any]:
-    """Settings of the official code, of which each form has its own loss."""
+    """Settings of the official code; each of its forms has its own loss."""
     settings = case["hyper_parameters"]
     return optimizer(settings["optimizer"]) | {
         "loss": "symmetric" if "imagenet" in case["function"] else "cross_entropy",
@@ -29,7 +29,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 def mario(case: Case) -> dict[str, Any]:
-    """Settings of the second implementation, which chooses the loss by the data set."""
+    """Settings of the second implementation, which selects the loss by the data set."""
     cfg = case["hyper_parameters"]["cfg"]
     imagenet = "imagenet" in cfg.get("CORRUPTION.DATASET", "")
     return mario_optimizer(cfg) | {
@@ -43,7 +43,7 @@ def mario(case: Case) -> dict[str, Any]:
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded views and restorations, and the factor on the teacher where there is one."""
+    """Recorded views and restored entries, and a factor on the teacher, if there is one."""
     method.augment = RecordedAugmentation()
     source = dict(method.anchor.network.named_parameters())
     method.stochastic_restore = RecordedRestore(method.trainable, source, case, recorded)

@@ -1,6 +1,6 @@
 """DePT: yhygao/DePT, its prompted network, its update and its losses, with recorded start values.
 
-Its update runs over the epochs of a target set; the cases feed it one batch an epoch.
+Its update runs over epochs of a target set; in the cases an epoch has one batch.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from ctta_bench.parts.prompts.learner import (
 )
 from ctta_bench.registry import METHODS
 
-# Names of what learns: theirs, ours. Their heads' norms are fixed at 1.
+# Names of trained tensors: theirs, ours. The norms of their heads are fixed at 1.
 RENAMED = (
     ("prompt_list.", "prompts."),
     ("dinohead.", "heads."),
@@ -30,7 +30,7 @@ RENAMED = (
 
 
 def network_alone(case: Case) -> dict[str, Any]:
-    """Settings of the forward pass alone: nothing moves."""
+    """Settings of the cases with forward passes only: nothing is trained."""
     sizes = {key: case["hyper_parameters"][key] for key in ("stages", "prompts")}
     return sizes | {"lr": 0.0}
 
@@ -68,13 +68,13 @@ def their_name(name: str) -> str:
 
 
 def tensors(method: Any) -> dict[str, Tensor]:
-    """The student's tensors under the official names."""
+    """The student's tensors by the official names."""
     return {their_name(name): tensor.detach() for name, tensor in method.trainable.items()}
 
 
 @torch.no_grad()
 def set_initial_prompts(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded prompts and heads, for student and teacher."""
+    """Recorded prompts and heads of student and teacher."""
     for name, parameter in method.student.named_parameters():
         theirs = their_name(name).replace("prompt_list.", "prompt_")
         value = recorded.get(f"aux/start_{theirs}", recorded.get(f"aux/start_student_{theirs}"))
@@ -90,7 +90,7 @@ def plain_view(images: Tensor, size: Any) -> Tensor:
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """The same, the recorded views, and a bank filled by the student from source images."""
+    """The same, with recorded views, and a bank filled by the student with source images."""
     set_initial_prompts(method, case, recorded)
     method.weak_view, method.strong_view = plain_view, RecordedAugmentation()
     for images in recorded["source_images"][: case["hyper_parameters"]["bank_size"]].split(16):
@@ -99,7 +99,7 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
-    """All terms, their sum and its gradients, the neighbours, and the centre after the batch."""
+    """All losses, their sum and its gradients, the neighbours, and the centre after the batch."""
     hp, stages = METHODS.get("dept").Hyperparameters(), range(case["hyper_parameters"]["stages"])
     learning = ["student_cls", "student_logits", *(f"student_prompt_{i}" for i in stages)]
     given = inputs | {name: inputs[name].clone().requires_grad_() for name in learning}
@@ -115,9 +115,11 @@ def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
         "class_diversity": diversity_of_classes(given["student_logits"]),
     }
     factors = (1, hp.cls_weight, hp.prompt_weight, hp.prompt_diversity, hp.class_diversity)
-    total = sum((w * t for w, t in zip(factors, found.values(), strict=True)), torch.zeros(()))
-    gradients = torch.autograd.grad(total, [given[name] for name in learning])
-    found = {name: term.detach().reshape(1) for name, term in (found | {"total": total}).items()}
+    losses = zip(factors, found.values(), strict=True)
+    total_loss = sum((weight * loss for weight, loss in losses), torch.zeros(()))
+    gradients = torch.autograd.grad(total_loss, [given[name] for name in learning])
+    found |= {"total": total_loss}
+    found = {name: loss.detach().reshape(1) for name, loss in found.items()}
     found |= {f"grad_{name}": g for name, g in zip(learning, gradients, strict=True)}
     centre = next_centre(given["center"], given["teacher_cls"], summed=True)
     labels = {"neighbour_probs": probs, "pseudo_labels": probs.argmax(1)}

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ctta_bench.methods.official import Case, Recorded, Translation, mario_optimizer, optimizer
 
-CLASSES = 10  # of the small models; the official code has its margins in nats
-# Theirs skips blocks 9 to 11 by name; the small models have four, of which none is skipped.
+CLASSES = 10  # of the small models; the margins of the official code are in nats
+# The official code skips blocks 9 to 11 by name; the small models have four, and skip none.
 NO_BLOCK_SKIPPED = {"skip_last_blocks": 0}
 DESTRUCTIONS = {"patch": "blocks", "pixel": "pixels", "occ": "middle"}
 
@@ -46,13 +46,13 @@ def mario(case: Case) -> dict[str, Any]:
 
 
 class RecordedOrders:
-    """The recorded permutations, one draw a batch."""
+    """The recorded permutations, one draw per batch."""
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded, self.batch = recorded, 0
 
     def __call__(self, rows: int, length: int) -> Tensor:
-        """The next batch's, int64 [rows, length]."""
+        """The permutations of the next batch, int64 [rows, length]."""
         blocks = self.recorded.get(f"aux/permutation_{self.batch}")
         pixels = self.recorded.get(f"aux/pixel_permutation_{self.batch}")
         self.batch += 1
@@ -62,7 +62,7 @@ class RecordedOrders:
 
 
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded orders."""
+    """Recorded permutations."""
     method.draw_orders = RecordedOrders(recorded)
 
 

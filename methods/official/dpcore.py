@@ -1,4 +1,4 @@
-"""DPCore: zybeich/DPCore (the same as yunbeizhang/DPCore), with recorded prompts to start from."""
+"""DPCore: zybeich/DPCore (the same as yunbeizhang/DPCore), with recorded initial prompts."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def official(case: Case) -> dict[str, Any]:
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded prompts, under which the source images are filtered anew."""
+    """Recorded prompts, with which the source images are filtered again."""
     start = recorded["aux/start_prompts"][0]
     method.start_prompts.copy_(start)
     method.prompts.copy_(start)
@@ -43,7 +43,7 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 def prompts(method: Any) -> dict[str, Tensor]:
-    """The prompts under the official name."""
+    """The prompts by the official name."""
     return {"prompts": method.prompts.detach()[None]}
 
 

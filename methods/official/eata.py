@@ -18,7 +18,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 def mario(case: Case) -> dict[str, Any]:
-    """Settings of the second implementation; its margin is a share already."""
+    """Settings of the second implementation; its margin is a share of ln C."""
     cfg = case["hyper_parameters"]["cfg"]
     return mario_optimizer(cfg) | {
         "margin": cfg["EATA.MARGIN_E0"],

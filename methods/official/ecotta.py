@@ -8,7 +8,7 @@ from torch import Tensor
 from ctta_bench.method import Method
 from ctta_bench.methods.official import Case, Recorded, Translation
 
-# Names of a meta part's tensors: theirs, ours.
+# Names of the tensors of a meta network: theirs, ours.
 RENAMED = (
     ("meta_part.meta_bn.", "meta.norm."),
     ("meta_part.conv_block.conv.", "meta.conv."),
@@ -30,14 +30,14 @@ def official(case: Case) -> dict[str, Any]:
 
 
 def their_name(name: str) -> str:
-    """The official name of one of our tensors, `PART.meta.…`."""
+    """The official name of one of our tensors, `SEGMENT.meta.…`."""
     for theirs, ours in RENAMED:
         name = name.replace(f".{ours}", f".{theirs}")
     return f"encoders.{name}"
 
 
 def tensors(method: Any) -> dict[str, Tensor]:
-    """Tensors of meta parts and the frozen statistics, under the official names."""
+    """Tensors of the meta networks and the frozen statistics, by the official names."""
     found = {their_name(n): t for n, t in method.parts.state_dict().items()}
     for name, buffer in method.model.network.named_buffers():
         block, _, rest = name.partition(".")
@@ -47,7 +47,7 @@ def tensors(method: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def set_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
-    """Recorded start values of the meta parts."""
+    """Recorded start values of the meta networks."""
     for name, parameter in method.trainable.items():
         parameter.copy_(recorded[f"aux/start/{their_name(name)}"])
 

@@ -10,7 +10,7 @@ from ctta_bench.parts.evolution import EvolutionStrategy
 
 
 class RecordedCandidates(EvolutionStrategy):
-    """A search that draws what was recorded, whatever it was told."""
+    """A search that draws the recorded candidates."""
 
     def __init__(self, settings: Case, recorded: Recorded) -> None:
         dimensions = recorded["aux/candidates_0"].shape[1]
@@ -23,13 +23,13 @@ class RecordedCandidates(EvolutionStrategy):
         return self.recorded[f"aux/candidates_{self.batch - 1}"].double()
 
     def tell(self, asked: Tensor, injected: Tensor, fitness: Tensor) -> bool:
-        """As without records; keeps what was injected and the fitness."""
+        """Move the mean as usual; store injected candidates and fitness."""
         self.injected, self.fitness = injected.clone(), fitness.tolist()
         return super().tell(asked, injected, fitness)
 
 
 def official(case: Case) -> dict[str, Any]:
-    """Settings of the official code; its source images are all that there are."""
+    """Settings of the official code, which uses all source images."""
     settings = case["hyper_parameters"]
     return {
         "prompts": settings["num_prompts"],
@@ -46,13 +46,13 @@ def with_gradients(case: Case) -> dict[str, Any]:
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded prompts to start from, and recorded candidates."""
+    """Recorded initial prompts and candidates."""
     method.prompts.copy_(recorded["aux/start_prompts"][0])
     method.search = RecordedCandidates(case["hyper_parameters"], recorded)
 
 
 def last_candidate(method: Any) -> dict[str, Tensor]:
-    """What the official code leaves in the network: the last candidate, injected, not the best."""
+    """The prompts that the official code leaves in the network: the last candidate, injected."""
     return {"prompts": method.search.injected.view_as(method.prompts)[None]}
 
 

@@ -43,7 +43,7 @@ def dora_function(case: Case, inputs: Recorded) -> Recorded:
 
 
 def layer_outputs(adapter: Any, inputs: Recorded) -> Recorded:
-    """What a linear layer with this adapter gives once its parameters are those recorded."""
+    """Outputs of a linear layer with this adapter, with the recorded parameters."""
     learning = {n: getattr(adapter, ours) for n, ours in RENAMED.items() if n in inputs}
     with torch.no_grad():
         for name, parameter in learning.items():

@@ -11,7 +11,7 @@ MARIO = "mariodoebler/test-time-adaptation"
 
 
 def batch(case: Case) -> dict[str, Any]:
-    """The official form, whose running statistics move unused."""
+    """The official form, which updates running statistics without using them."""
     return {"statistics": "batch", "faithful": True}
 
 
@@ -21,7 +21,7 @@ def alpha(case: Case) -> dict[str, Any]:
 
 
 def ema(case: Case) -> dict[str, Any]:
-    """Running statistics by the layers' usual momentum."""
+    """Running statistics with the layers' default momentum."""
     return {"statistics": "ema", "faithful": True}
 
 
@@ -32,12 +32,12 @@ def statistics(method: Method, prefix: str = "") -> dict[str, Tensor]:
 
 
 def wrapped(method: Method) -> dict[str, Tensor]:
-    """The same under the name of the official wrapper."""
+    """The same by the names of the official wrapper."""
     return statistics(method, "model.")
 
 
 def of_the_batch(method: Method) -> dict[str, Tensor]:
-    """The batch's part of mixed statistics, which the official layer keeps in a layer inside."""
+    """The batch's share of mixed statistics, which the official code has in an inner layer."""
     found, share = {}, method.hp.alpha
     norms: dict[str, Any] = method.norms()  # type: ignore[attr-defined]
     for name, norm in norms.items():

@@ -14,7 +14,7 @@ IDLE = {"name": "AdamW", "lr": 0.0}
 
 
 def official(case: Case) -> dict[str, Any]:
-    """Settings of the official code; its forward-only cases take no step."""
+    """Settings of the official code; cases with forward passes only take no step."""
     settings = case["hyper_parameters"]
     return optimizer(settings.get("optimizer", IDLE)) | {
         "rank": settings["rank"],
@@ -42,7 +42,7 @@ def set_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
 
 
 def tensors(method: Method) -> dict[str, Tensor]:
-    """Adapted tensors under the official names."""
+    """Adapted tensors by the official names."""
     found = {}
     for name, tensor in method.trainable.items():
         for theirs, ours in RENAMED:
@@ -53,7 +53,7 @@ def tensors(method: Method) -> dict[str, Tensor]:
 
 
 def statistics(case: Case) -> dict[str, Any]:
-    """Settings of the code that reads the source; ln(1000)/2 - 1 keeps all of ten classes."""
+    """Settings for source statistics; ln(1000)/2 - 1 excludes no image of 10 classes."""
     settings = case["hyper_parameters"]
     return {
         "source_samples": settings["num_samples"],

@@ -1,4 +1,4 @@
-"""RDumb: the reset counter of mariodoebler/test-time-adaptation over its TENT."""
+"""RDumb: the reset counter of mariodoebler/test-time-adaptation with its TENT."""
 
 from typing import Any
 

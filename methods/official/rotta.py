@@ -50,7 +50,7 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a network, the statistics of its norms under the official names."""
+    """All tensors of a network; the statistics of its norms have the official names."""
     found = {name: parameter.detach() for name, parameter in network.named_parameters()}
     for name, buffer in network.named_buffers():
         layer, _, own = name.rpartition(".")

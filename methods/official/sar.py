@@ -6,7 +6,7 @@ from typing import Any
 from ctta_bench.methods.official import Case, Translation
 
 CLASSES = 10  # of the small models; the recorded margin is a number of nats
-# Theirs skips blocks 9 to 11 by name; the small models have four, of which none is skipped.
+# The official code skips blocks 9 to 11 by name; the small models have four, and skip none.
 NO_BLOCK_SKIPPED = {"skip_last_blocks": 0}
 
 
@@ -24,9 +24,9 @@ def official(case: Case) -> dict[str, Any]:
 
 
 def mario(case: Case) -> dict[str, Any]:
-    """Settings of the second implementation, which forces 1e-3 on architectures by name."""
+    """Settings of the second implementation, which uses 1e-3 for some names of architectures."""
     cfg = case["hyper_parameters"]["cfg"]
-    forced = any(part in cfg.get("MODEL.ARCH", "") for part in ("vit_", "swin_"))
+    forced = any(name in cfg.get("MODEL.ARCH", "") for name in ("vit_", "swin_"))
     return NO_BLOCK_SKIPPED | {
         "lr": 1e-3 if forced else cfg["OPTIM.LR"],
         "margin": cfg.get("EATA.MARGIN_E0", 0.4),

@@ -1,4 +1,4 @@
-"""SVDP: the prompt of Anonymous-012/SVDP, whose loop asks for a segmentor of its own."""
+"""SVDP: the prompt of Anonymous-012/SVDP; its loop needs another segmentation network."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ctta_bench.parts.prompts.placed import (
 )
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-CORNER = 4  # of the dropout passes only this is recorded
+CORNER = 4  # only this corner of the dropout passes is recorded
 
 
 def run_prompt(case: Case, inputs: Recorded) -> dict[str, Tensor]:

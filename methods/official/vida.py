@@ -1,4 +1,4 @@
-"""ViDA: Yangsenqiao/vida, its ImageNet and CIFAR forms, and its layer alone."""
+"""ViDA: Yangsenqiao/vida, its ImageNet and CIFAR forms, and its layer."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ INJECTED = (".attn.qkv.", ".attn.proj.")
 
 
 def official(case: Case) -> dict[str, Any]:
-    """Settings of the official code, of which each form has its own loss."""
+    """Settings of the official code; each of its forms has its own loss."""
     settings = case["hyper_parameters"]
     return optimizer(settings["optimizer"]) | {
         "lr": settings["lr_model"],
@@ -43,7 +43,7 @@ def official(case: Case) -> dict[str, Any]:
 
 
 def layer_alone(case: Case) -> dict[str, Any]:
-    """Settings of the forward pass alone: nothing moves."""
+    """Settings of the cases with forward passes only: nothing is trained."""
     ranks = {key: case["hyper_parameters"][key] for key in ("rank_low", "rank_high")}
     return ranks | {"lr": 0.0, "lr_adapters": 0.0, "momentum": 0.0, "nesterov": False, "views": 2}
 
@@ -58,13 +58,13 @@ def their_name(name: str) -> str:
 
 
 def tensors(method: Any) -> dict[str, Tensor]:
-    """All adapted tensors under the official names."""
+    """All adapted tensors by the official names."""
     return {their_name(n): p.detach() for n, p in method.trainable.items()}
 
 
 @torch.no_grad()
 def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded adapters, views and restorations, and the factor on the teacher if there is one."""
+    """Recorded adapters, views and restored entries, and a factor on the teacher, if given."""
     method.augment = RecordedAugmentation()
     for name, parameter in method.adapters.items():
         parameter.copy_(recorded[f"aux/start/{their_name(name)}"])
@@ -78,14 +78,14 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 def set_adapters_and_scales(method: Any, case: Case, recorded: Recorded) -> None:
-    """Recorded adapters, and scales that stay."""
+    """Recorded adapters, and fixed scales."""
     set_initial_state(method, case, recorded)
     method.scales.low = case["hyper_parameters"]["scale1"]
     method.scales.high = case["hyper_parameters"]["scale2"]
     method.scale_by_uncertainty = lambda uncertainty: None
 
 
-TRANSLATIONS = (  # the first that matches counts
+TRANSLATIONS = (  # the first that matches is used
     Translation(
         "Yangsenqiao/vida", "inject_vida.py", "vida", layer_alone, set_adapters_and_scales, tensors
     ),
