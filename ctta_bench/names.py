@@ -187,6 +187,10 @@ RENAMED_NAMES: Mapping[str, Mapping[str, str]] = {
         "WeightedHyperparameters": "SampleWeightingHyperparameters",
         "WeightedMethod": "SampleWeightingMethod",
     },
+    "parts.segmentation.scales": {
+        "seen_over": "view_probabilities",
+        "where_sure": "select_log_probabilities",
+    },
     "parts.selection": {"FOLLOWING": "BATCH_SHARE"},
     "parts.source.moments": {"kept_statistics": "cached_statistics"},
     "parts.views.batch": {"in_parts": "in_chunks"},

@@ -39,9 +39,9 @@ from ctta_bench.parts.segmentation.scales import (
     rescaled,
     resized,
     scaled_size,
-    seen_over,
+    select_log_probabilities,
+    view_probabilities,
     views_at,
-    where_sure,
 )
 from ctta_bench.registry import METHODS
 
@@ -195,8 +195,10 @@ class SVDP(Method):
         def show(scale: float) -> Tensor:
             return rescaled(images, scale) + self.prompts(self.teacher_prompt, uncertainty, scale)
 
-        over = averaged(seen_over(views_at(self.hp.scales), show, self.teacher, size))
-        return where_sure(over, confident(self.anchor(images), size, self.hp.anchor_confidence))
+        over = averaged(view_probabilities(views_at(self.hp.scales), show, self.teacher, size))
+        return select_log_probabilities(
+            over, confident(self.anchor(images), size, self.hp.anchor_confidence)
+        )
 
     def prompts(self, prompt: Tensor, uncertainty: Tensor, scale: float) -> Tensor:
         """The prompts as images [n, 3, h, w] to add at a scale; prompt: in normalised values."""

@@ -1,7 +1,7 @@
-"""What release 0.1.0 left on users' disks and in their plug-ins is still read, and goes on.
+"""Run folders and plug-ins of release 0.1.0 still work.
 
 stored/0.1.0/ was written by that release on the toy benchmark: finished cells, an interrupted one,
-an interrupted one behind its warm-up, and (whole/) what the last two became without interruption.
+an interrupted one after its warm-up, and (whole/) what the last two became without interruption.
 """
 
 import copy
@@ -79,7 +79,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interrupted_run_goes_on_to_the_bits_that_it_would_have_had(
+def test_an_interrupted_run_resumes_bit_identically(
     name: str, stored: Path, tmp_path: Path
 ) -> None:
     method, seed = INTERRUPTED[name]
@@ -87,22 +87,22 @@ def test_an_interrupted_run_goes_on_to_the_bits_that_it_would_have_had(
     before = torch.load(state, weights_only=True)["arrays"]
 
     ctta_run(method, stored / name, seed)
-    ctta_run(method, tmp_path / name, seed)  # anew, with the code of today
+    ctta_run(method, tmp_path / name, seed)  # a rerun, with the code of today
 
     log = (state.parent / "log.txt").read_text("utf-8")
     done = len(before["label"]) // 8
     assert f"resumed after {done} of 15 batches" in log
-    went_on, anew, whole = (
+    resumed, rerun, whole = (
         arrays_of(stored / name),
         arrays_of(tmp_path / name),
         arrays_of(stored / "whole" / name),
     )
-    begun = {key: values[: len(before["label"])] for key, values in anew.items()}
+    begun = {key: values[: len(before["label"])] for key, values in rerun.items()}
     if same_bits(begun, {key: value.numpy() for key, value in before.items()}):
-        assert same_bits(went_on, anew)
-        assert same_bits(went_on, whole)
+        assert same_bits(resumed, rerun)
+        assert same_bits(resumed, whole)
     else:  # another kind of processor: its last bits differ from those of the stored checkpoint
-        for values in (went_on, anew):
+        for values in (resumed, rerun):
             assert np.array_equal(values["label"], whole["label"])
             assert np.array_equal(values["index"], whole["index"])
             assert np.allclose(values["confidence"], whole["confidence"], atol=1e-3)
@@ -119,9 +119,9 @@ def test_a_warm_up_is_not_made_again(stored: Path) -> None:
 
 
 def test_a_finished_run_is_kept(stored: Path) -> None:
-    told = ctta_run("tent", stored / "finished")
+    output = ctta_run("tent", stored / "finished")
 
-    assert "already done" in told
+    assert "already done" in output
     assert len([*(stored / "finished").glob("*/result.json")]) == 2
 
 

@@ -1,4 +1,4 @@
-"""What every method owes (parametrised over the registry), and what the base gives by itself."""
+"""The method contract, for every registered method, and the base class by itself."""
 
 import inspect
 from collections import deque
@@ -81,7 +81,7 @@ def stream(batches: int = 12, size: int = 4) -> list[Tensor]:
 
 
 def state(method: Method) -> Any:
-    """All that a reset has to bring back."""
+    """Everything that a reset restores."""
     survives = frozenset({"counters", "passes", "loss", "_rng", "_initial"})
     return plain(capture(method, skip=survives, frozen=method.model))
 

@@ -1,4 +1,4 @@
-"""The safety net of method authors: every method passes it, and each fault is caught by a check."""
+"""The conformance checks: every method passes them, and each fault is found by a check."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

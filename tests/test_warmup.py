@@ -1,4 +1,4 @@
-"""Warm-ups: their schedules, augmentation and updates, resumed and handed over to the bit."""
+"""Warm-ups: schedules, augmentation and updates; resume and hand-over are bit-identical."""
 
 import contextlib
 import itertools

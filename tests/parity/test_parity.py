@@ -1,4 +1,4 @@
-"""Ours against the golden outputs of the official implementations (README.md beside this file)."""
+"""Ours compared with the reference outputs of the official implementations (see README.md)."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""FOA, DPCore and T3A against the figures of their golden cases beyond logits: what was chosen, the
+"""FOA, DPCore and T3A compared with the reference outputs beyond logits: what was chosen, the
 search, the cores, the supports."""
 
 import math

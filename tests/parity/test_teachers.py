@@ -1,4 +1,4 @@
-"""CoTTA, RoTTA and RDumb against the figures of their golden cases beyond logits: views, memories,
+"""CoTTA, RoTTA and RDumb compared with the reference outputs beyond logits: views, memories,
 resets, and the teacher's tensors at the end."""
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The evolution strategy against arithmetic (tests/parity holds it against pycma's path)."""
+"""The evolution strategy against arithmetic (tests/parity compares it with pycma)."""
 
 import math
 

@@ -114,7 +114,7 @@ def test_one_reflection_after_another_gives_the_same(kind: str, form: str) -> No
 @pytest.mark.parametrize("magnitude", [0.0, 1e-300, 1e-12, -0.5])
 @pytest.mark.parametrize("kind", ["paid", "dora"])
 def test_a_neuron_of_hardly_any_length_has_the_right_gradient(kind: str, magnitude: float) -> None:
-    """Its output says nothing of its direction: the gradient of c is made in another way."""
+    """Its output does not show its direction: the gradient of c is computed in another way."""
     made = layer(kind, 8, 6)
     adapter: Any = made.adapters["m"]
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_zeros_in_a_weight_give_finite_gradients(kind: str, zero: str) -> None:
 
 @pytest.mark.parametrize("make", [nn.GELU(), nn.GELU("tanh"), nn.LayerNorm(8), nn.Tanh()])
 def test_inputs_that_are_made_again_are_the_same(make: nn.Module) -> None:
-    """The product keeps what entered a GELU or LayerNorm, which these keep themselves."""
+    """The product stores the input of a GELU or LayerNorm, which these store anyway."""
     made, make = layer("paid", 8, 6), make.to(DOUBLE).requires_grad_(False)
     x = torch.randn(5, 3, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
     found = []
@@ -155,7 +155,7 @@ def test_inputs_that_are_made_again_are_the_same(make: nn.Module) -> None:
 
 
 def held(made: InjectedLinear, make: nn.Module) -> int:
-    """Numbers that the layer's own node keeps, beside those in tensors that others keep."""
+    """Numbers that the layer's own node stores, without tensors that other nodes store."""
     entered = torch.randn(50, 8, dtype=DOUBLE).requires_grad_()
     passed = make(entered)
     kept: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Views at several scales: their order, their mean and variance, and where which of them counts."""
+"""Views at several scales: their order, mean and variance, and which one is used where."""
 
 import weakref
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from ctta_bench.parts.segmentation.scales import (
     first_views,
     hard_loss,
     rescaled,
-    seen_over,
+    select_log_probabilities,
+    view_probabilities,
     views_at,
-    where_sure,
 )
 
 
@@ -63,7 +63,9 @@ def test_logits_get_the_size_of_the_images_by_bilinear_interpolation() -> None:
 
 def test_mirror_images_are_flipped_back_and_brought_to_one_size() -> None:
     images = maps(1, 3, 4, 6)
-    seen = list(seen_over(views_at((1.0, 2.0)), lambda s: rescaled(images, s), lambda x: x, None))
+    seen = list(
+        view_probabilities(views_at((1.0, 2.0)), lambda s: rescaled(images, s), lambda x: x, None)
+    )
     large = interpolate(images, size=(8, 12), mode="bilinear", align_corners=False)
     back = interpolate(large, size=(4, 6), mode="bilinear", align_corners=False)
     for view, expected in zip(seen, (images, images, back, back), strict=True):
@@ -109,10 +111,10 @@ def test_the_plain_view_counts_where_it_is_sure_and_the_mean_elsewhere() -> None
     mean = torch.tensor([[0.3, 0.2], [0.7, 0.8]]).view(1, 2, 1, 2)
     over = OverViews(plain, mean, 0.0)
     sure = torch.tensor([True, False]).view(1, 1, 1, 2)
-    chosen = where_sure(over, sure)
+    chosen = select_log_probabilities(over, sure)
     torch.testing.assert_close(chosen.exp()[0, :, 0], torch.tensor([[0.9, 0.2], [0.1, 0.8]]))
     assert chosen.argmax(1).flatten().tolist() == [0, 1]
-    torch.testing.assert_close(where_sure(over, None).exp(), mean)
+    torch.testing.assert_close(select_log_probabilities(over, None).exp(), mean)
 
 
 def test_confidence_is_of_the_resized_logits_and_strictly_above() -> None:
@@ -124,7 +126,7 @@ def test_confidence_is_of_the_resized_logits_and_strictly_above() -> None:
 
 def test_a_class_of_no_probability_stays_finite() -> None:
     certain = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
-    assert where_sure(OverViews(certain, certain, 0.0), None).isfinite().all()
+    assert select_log_probabilities(OverViews(certain, certain, 0.0), None).isfinite().all()
 
 
 def test_the_hard_loss_is_that_of_enlarged_logits_against_the_most_likely_classes() -> None:

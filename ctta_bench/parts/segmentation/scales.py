@@ -7,7 +7,7 @@ memory holds only a few maps of the labels' size, whatever the number of views.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from pydantic import Field
@@ -17,6 +17,10 @@ from torch.nn.functional import cross_entropy, interpolate
 from ctta_bench.errors import MethodError
 from ctta_bench.method import NEWER, MethodHyperparameters
 from ctta_bench.model import SourceModel
+from ctta_bench.names import renamed
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 # In the order of use, from the images' own size on.
 SCALES = (1.0, 1.25, 0.75, 1.5, 1.75, 0.5, 2.0)
@@ -99,7 +103,7 @@ def enlarged(logits: Tensor, images: Tensor, scale: float | None) -> Tensor:
     return resized(logits, scaled_size((height, width), scale))
 
 
-def seen_over(
+def view_probabilities(
     views: Sequence[View],
     show: Callable[[float], Tensor],
     see: Callable[[Tensor], Tensor],
@@ -142,7 +146,7 @@ def _mean_square(values: Tensor) -> float:
     return float(torch.stack(sums).sum()) / values.numel()
 
 
-def where_sure(over_views: OverViews, sure: Tensor | None) -> Tensor:
+def select_log_probabilities(over_views: OverViews, sure: Tensor | None) -> Tensor:
     """Log-probabilities [n, classes, H, W]: of the plain view where `sure`, else of the mean.
 
     sure: bool [n, 1, H, W]; None uses the mean everywhere.
@@ -168,12 +172,12 @@ def log_probabilities_over_views(
     the mean over the views. Their size is `scale` times that of the images; None: of the logits.
     """
     size = None if scale is None else scaled_size((images.shape[-2], images.shape[-1]), scale)
-    over = averaged(seen_over(views, partial(rescaled, images), teacher, size))
+    over = averaged(view_probabilities(views, partial(rescaled, images), teacher, size))
     sure = None
     if len(views) > 1:
         height, width = over.mean.shape[-2:]
         sure = confident(anchor(images), (height, width), threshold)
-    return where_sure(over, sure), over.variance
+    return select_log_probabilities(over, sure), over.variance
 
 
 def confident(logits: Tensor, size: Size, threshold: float) -> Tensor:
