@@ -448,4 +448,4 @@ def test_parity_takes_further_folders_and_fails_where_figures_differ(
     assert result.exit_code == 1
     (row,) = (r for r in json.loads(result.stdout) if r["case"] == "anything")
     assert row["agrees"] is False and "logits in float64" in row["detail"]
-    refused(invoke("parity", "tent", "--cases", tmp_path), "holds no folder `cases`")
+    refused(invoke("parity", "tent", "--cases", tmp_path), "no folder `cases`")

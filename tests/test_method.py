@@ -474,12 +474,12 @@ def test_an_update_with_infinite_gradients_is_skipped() -> None:
 
 def test_a_method_that_reads_source_data_asks_for_it() -> None:
     method = METHODS.get("paid")(SourceModel(toy.toy_vit()))
-    with pytest.raises(MethodError, match=r"PAID reads unlabelled source data .* none was given"):
+    with pytest.raises(MethodError, match=r"PAID reads unlabelled source data .* start\(\) got none"):
         method(pictures(2))
 
 
 def test_a_method_without_adapt_says_so() -> None:
-    with pytest.raises(MethodError, match=r"Method defines no adapt\(images\)"):
+    with pytest.raises(MethodError, match=r"Method: define the method adapt"):
         make(Method)(pictures(2))
 
 

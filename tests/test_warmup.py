@@ -187,7 +187,7 @@ def test_a_length_in_updates_stops_within_an_epoch() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_length_is_given_once(name: str) -> None:
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="not both"):
         fresh(name, warmup_iterations=5)
 
 

@@ -79,7 +79,7 @@ def test_a_student_of_the_last_release_is_told_that_its_base_goes() -> None:
     from ctta_bench.parts.families.teaching import StudentMethod
 
     entry = METHODS.get("pseudo_label")
-    with pytest.warns(FutureWarning, match="Student: StudentMethod goes"):
+    with pytest.warns(FutureWarning, match="Student: StudentMethod will be removed"):
 
         class Student(StudentMethod):
             """Pulled to the mean of its own views."""
