@@ -134,7 +134,7 @@ COMPATIBILITY_COLUMNS = [
 
 
 def compatibility_rows(pairs: list[Any]) -> list[list[str]]:
-    """What each method updates in one model, which network is scored, or why it is not supported."""
+    """What each method updates in a model, the scored network, or why it is not supported."""
     return [
         [
             pair.method,
