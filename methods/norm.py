@@ -59,9 +59,9 @@ class Norm(Method):
         hp, norms = self.hp, self.norms()
         if not norms and not hp.allow_noop:
             raise MethodError(
-                f"norm does not support {self.model.name}: it re-estimates stored statistics of "
-                "BatchNorm layers, and this model has none; choose a model with them, or set "
-                "allow_noop to predict as `source`."
+                "norm re-estimates the stored statistics of BatchNorm layers, and "
+                f"{self.model.name} has none; choose a model that has them, or set allow_noop to "
+                "predict as `source`."
             )
         # A moving average depends on earlier batches only: within a batch, images are independent.
         self.batch_dependent = bool(norms) and hp.statistics != "ema"

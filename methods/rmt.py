@@ -106,8 +106,8 @@ class RMT(ContrastMethod):
     def scored_model(self) -> SourceModel:
         """Raises MethodError: two networks are scored, so there is no single one."""
         raise MethodError(
-            "RMT scores the sum of two networks' logits, so there is no single network to store or "
-            "export; run it with keep_models: none."
+            "RMT has no plain network to store or export, as it scores the sum of two networks' "
+            "logits; run it with keep_models: none."
         )
 
     # -- warm-up

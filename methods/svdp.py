@@ -154,8 +154,8 @@ class SVDP(Method):
     def scored_model(self) -> SourceModel:
         """Raises MethodError: the predictions need a prompt on the pixels."""
         raise MethodError(
-            "SVDP predicts with a prompt on the pixels, so there is no plain network to store or "
-            "export; run it with keep_models: none."
+            "SVDP has no plain network to store or export, as it predicts with a prompt on the "
+            "pixels; run it with keep_models: none."
         )
 
     @torch.no_grad()

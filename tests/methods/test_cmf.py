@@ -39,7 +39,7 @@ def test_the_gain_is_clipped_below_and_one_when_nearly_so() -> None:
 def test_the_noise_grows_with_the_adapted_values_and_must_stay_below_one() -> None:
     assert build("cmf").noise == pytest.approx(0.005 * TOY_VALUES / 38_400)
     kind = METHODS.get("cmf")
-    with pytest.raises(MethodError, match=r"process_noise 100 comes to 1\.12 for the 432 adapted"):
+    with pytest.raises(MethodError, match=r"process_noise 100 becomes 1\.12 for 432 adapted"):
         kind(SourceModel(toy.toy_vit(), name="toy_vit"), kind.Hyperparameters(process_noise=100.0))
 
 
