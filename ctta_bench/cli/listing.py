@@ -17,7 +17,8 @@ from ctta_bench.cli.command import (
     print_json,
     printer,
 )
-from ctta_bench.errors import ConfigError
+from ctta_bench.cli.completion import completion, models, one_of
+from ctta_bench.errors import ConfigError, did_you_mean
 
 RUNS = Path("runs")
 HOW_COST_IS_COUNTED = (
@@ -79,14 +80,22 @@ PIPE: dict[str, tuple[str, ...]] = {
 @command
 def list_entries(
     what: Annotated[
-        str, typer.Argument(help="methods, benchmarks, settings, models or experiments.")
+        str,
+        typer.Argument(
+            help="methods, benchmarks, settings, models or experiments.",
+            autocompletion=one_of(*TERMINAL),
+        ),
     ],
     plugin: Plugin = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Hyper-parameters and presets of methods.")
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="With methods: what each would update in this model.")
+        str | None,
+        typer.Option(
+            help="With methods: what each would update in this model.",
+            autocompletion=completion(models),
+        ),
     ] = None,
     format: Format = "text",
 ) -> None:
@@ -103,7 +112,8 @@ def list_entries(
             raise ConfigError(f"list {what} --model {model}: --model goes with methods only.")
         return list_compatibility(model, verbose, as_json)
     if what not in TERMINAL:
-        raise ConfigError(f"list {what!r}: choose one of {', '.join(TERMINAL)}.")
+        hint = did_you_mean(what, TERMINAL)
+        raise ConfigError(f"list {what!r}: choose one of {', '.join(TERMINAL)}{hint or '.'}")
     rows = rows_of(what)
     described = {}
     if verbose and what == "methods":
