@@ -16,7 +16,7 @@ from tests.conftest import TOY
 
 toy = load_plugin(str(TOY))
 pictures = toy.pictures
-# Methods that the toy ViT cannot serve, and the network that can.
+# Methods that do not support the toy ViT, and a network that they support.
 NETWORKS = {"norm": "toy_cnn"}
 
 
@@ -52,7 +52,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def changed(before: dict[str, Tensor], module: nn.Module) -> set[str]:
-    """Names of the tensors that are no longer the same to the bit."""
+    """Names of the tensors that are no longer bit-identical."""
     after = tensors(module)
     assert before.keys() == after.keys()
     return {name for name in before if not torch.equal(before[name], after[name])}

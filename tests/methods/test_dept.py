@@ -120,7 +120,7 @@ def test_features_and_prompt_outputs_equal_the_official_ones() -> None:
 
 
 def last_batch(case: Any) -> Tensor:
-    """The last batch of the golden stream."""
+    """The last batch of the stream of the reference outputs."""
     return load_file(case.folder / "stream" / "stream.safetensors")["images_6"].double() / 255
 
 

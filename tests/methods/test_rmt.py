@@ -190,7 +190,7 @@ def test_no_plain_network_gives_its_scores() -> None:
         _ = build("rmt", **SMALL).scored_model
 
 
-# -- source images beside the stream
+# -- source images during the stream
 
 
 class Counted:

@@ -1,6 +1,6 @@
 """Methods on a segmentor: pixels as samples, labels of views, and what is refused.
 
-What every method owes (resume, reset, batches of one, NaN images) is in tests/test_testing.py.
+The conformance checks (resume, reset, batches of one, NaN images): tests/test_testing.py.
 """
 
 import copy
@@ -410,7 +410,7 @@ def test_vdps_teacher_labels_and_scores_the_images_themselves() -> None:
     assert changed(tensors(SourceModel(tiny_segmentor())), method.model) == set()
 
 
-# -- parts beside the network
+# -- components outside the network
 
 
 def test_ecottas_parts_are_the_stages_and_start_as_the_source_to_the_bit() -> None:

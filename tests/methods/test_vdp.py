@@ -170,7 +170,7 @@ def test_an_update_follows_the_formulas() -> None:
 
 
 def test_the_work_along_a_path_is_the_decrease_of_the_loss() -> None:
-    """On ½ Σ h x², which falls from ½ Σ h to nought."""
+    """On ½ Σ h x², which falls from ½ Σ h to 0."""
     stiffness = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
     x = torch.ones(3, dtype=torch.float64)
     path = PathImportance(x, damping=1e-3)
