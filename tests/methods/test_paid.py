@@ -170,7 +170,7 @@ def test_a_fused_projection_is_one_product_forward_and_one_backward() -> None:
     with Products() as seen:
         method(pictures(8))
     tokens, width = 8 * 5, 24
-    # Four blocks; the first has nothing to pass a gradient to. The same for the product with q, k and v.
+    # Four blocks; the first has nothing to pass a gradient to. Also the product with q, k, v.
     assert seen.shapes[tokens, 3 * width] == 4
     inner = [shape for shape in seen.shapes.elements() if shape == (tokens, width)]
     # Forward the outputs of attention and MLP, backward what enters qkv, attention's output, fc1.
