@@ -220,7 +220,7 @@ def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
         if isinstance(contents, dict) and isinstance(contents.get(key), dict):
             contents = contents[key]
     if not isinstance(contents, dict):
-        raise DataError(f"{file}: holds no state dict but a {type(contents).__name__}.")
+        raise DataError(f"{file}: holds no state dict, but a {type(contents).__name__}.")
     return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
 
 

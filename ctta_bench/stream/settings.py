@@ -72,7 +72,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="Continual", citation="wang2022cotta",
     ),
     "reset": Setting(
-        "as continual, but the method is reset at each domain boundary, which it thereby knows",
+        "as continual, but the method is reset at each domain, so it learns the boundaries",
         "TENT (Wang et al., 2021); reset_each_shift of TTA-bench",
         resets=True,
         display_name="Reset per domain", citation="wang2021tent",

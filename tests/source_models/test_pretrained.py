@@ -218,7 +218,7 @@ def test_offline_mode_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_timm_models_are_on_the_hub() -> None:
     done = CliRunner().invoke(app, ["models", "download", "fashion_vit"])
     assert done.exit_code == 2
-    assert "only timm:NAME.TAG is on the hub" in done.stderr
+    assert "only models timm:NAME.TAG are on the hub" in done.stderr
 
 
 # -- another input size
