@@ -42,5 +42,5 @@ def test_a_bad_name_is_refused(
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text("keep")
     result = CliRunner().invoke(app, ["new", "method", "mine", "--out", str(tmp_path)])
-    assert result.exit_code == 2 and "not overwritten" in result.stderr
+    assert result.exit_code == 2 and "exists already" in result.stderr
     assert [f.name for f in tmp_path.iterdir()] == ["test_mine.py"]
