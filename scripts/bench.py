@@ -1,17 +1,17 @@
-"""What adapting costs, and what large grids cost: `make bench`, docs/performance.md.
+"""The cost of adaptation, and of large grids: `make bench`, docs/performance.md.
 
     python scripts/bench.py [COMMAND] [--help]
 
-steps         steps of methods, the engine and start-up against what the arithmetic needs; `make
-              bench`; the default
-segmentation  the same for segmentation, and the maps that are held at once; `make bench`
-forms         PAID, LoRA and DoRA in each form of their product against TENT
-growth        time and memory over batch, rank, tokens, model and stream
+steps         steps of methods, the engine and start-up, compared with what the arithmetic needs;
+              `make bench`; the default
+segmentation  the same for segmentation, and the number of maps in memory; `make bench`
+forms         PAID, LoRA and DoRA in each form of their product, compared with TENT
+growth        time and memory by batch, rank, tokens, model and stream
 scale         planning, status and collecting of 100,000 cells
-profile       where the time of an experiment goes
+profile       shares of the time of an experiment
 
-Subject and reference take turns in one process, and the median of their ratios counts, so that a
-machine whose speed drifts does not matter. The exit code is 1 if a goal is missed.
+Subject and reference run in turns in one process, and the median of their ratios is used, so that
+changes in the machine's speed do not matter. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ COMMANDS = ("steps", "segmentation", "forms", "growth", "scale", "profile")
 
 
 def main(words: list[str]) -> int:
-    """Run a command; the exit code."""
+    """Run a command; returns the exit code."""
     text = (__doc__ or "").splitlines()
     top = argparse.ArgumentParser(
         description=text[0],

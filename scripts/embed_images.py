@@ -1,9 +1,10 @@
-"""Write the embedded images: 200 test and 100 training images a class of Fashion-MNIST.
+"""Write the embedded images: 200 test and 100 training images per class of Fashion-MNIST.
 
     python scripts/embed_images.py --data /usr/share/datasets/fashion-mnist
 
-`--data` holds the four idx files, plain or gzipped (Debian's package dataset-fashion-mnist, or the
-`raw` folder of torchvision's FashionMNIST). Kept grey, uint8, 28x28.
+`--data` is a folder with the four idx files, plain or gzipped (Debian's package
+dataset-fashion-mnist, or the `raw` folder of torchvision's FashionMNIST). Images are stored grey,
+uint8, 28x28.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import numpy as np
 from ctta_bench.datasets.fashion import DEBIAN_PACKAGE, EMBEDDED
 from ctta_bench.datasets.io.idx import read_split
 
-IMAGES_A_CLASS = {"test": 200, "train": 100}
+IMAGES_PER_CLASS = {"test": 200, "train": 100}
 NAMES = {"test": "fashion_test", "train": "fashion_source"}
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DEBIAN_PACKAGE)
     parser.add_argument("--out", type=Path, default=EMBEDDED)
     arguments = parser.parse_args()
-    for split, count in IMAGES_A_CLASS.items():
+    for split, count in IMAGES_PER_CLASS.items():
         images, labels = read_split(arguments.data, split)
         chosen = first_of_each_class(labels, count)
         np.savez_compressed(

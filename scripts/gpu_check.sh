@@ -1,11 +1,11 @@
 #!/bin/sh
-# What only a machine with an accelerator can show, in a few minutes:
+# Checks that need a machine with a GPU; they take a few minutes:
 #
 #     scripts/gpu_check.sh [FOLDER]
 #
-# the tests marked gpu; what methods cost on ViT-B/16 at batches of 64 in float32 and bfloat16, with
-# random weights and images (nothing is downloaded); and a run that is interrupted and resumed,
-# which must leave the same bits as one that was not. Leaves the tables in FOLDER (gpu-check).
+# the tests marked gpu; the cost of methods on ViT-B/16 with batches of 64 in float32 and bfloat16,
+# with random weights and images (nothing is downloaded); and a run that is interrupted and resumed,
+# which must be bit-identical with an uninterrupted one. Writes tables to FOLDER (gpu-check).
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-gpu-check}
@@ -13,7 +13,7 @@ python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=python3
 mkdir -p "$out"
 
-"$python" - <<'PY' || { echo "error: no accelerator that torch can use here" >&2; exit 2; }
+"$python" - <<'PY' || { echo "error: torch finds no GPU" >&2; exit 2; }
 import sys, torch
 sys.exit(0 if torch.cuda.is_available() else 1)
 PY
@@ -24,7 +24,7 @@ echo "== tests marked gpu"
 if "$python" -c 'import pytest, xdist' 2>/dev/null; then
   timeout 120 "$python" -m pytest -q -m gpu -n 0 tests | tee "$out/tests.txt"
 else
-  echo "left out: pytest and pytest-xdist are not installed" | tee "$out/tests.txt"
+  echo "skipped: pytest and pytest-xdist are not installed" | tee "$out/tests.txt"
 fi
 
 echo "== cost of ViT-B/16, batches of 64"
@@ -35,7 +35,7 @@ for precision in float32 bfloat16; do
     --precision "$precision" --out "$out" | tee "$out/cost-$precision.txt"
 done
 
-echo "== a resumed run has the bits of an uninterrupted one"
+echo "== a resumed run is bit-identical with an uninterrupted one"
 "$python" - "$out" <<'PY'
 import sys
 from pathlib import Path
@@ -75,7 +75,7 @@ for method in ("tent", "paid", "rotta"):
     run_cell(cell, cut, RunOptions("cuda"))
     with np.load(whole.file("predictions.npz")) as a, np.load(cut.file("predictions.npz")) as b:
         same = all(np.array_equal(a[name], b[name]) for name in a.files)
-    print(f"{method}: {'the same bits' if same else 'OTHER BITS'}")
+    print(f"{method}: {'bit-identical' if same else 'DIFFERENT'}")
     if not same:
         raise SystemExit(1)
 PY

@@ -1,10 +1,11 @@
-"""Make docs/results: run the commands on its pages, and put what they report where it belongs.
+"""Make docs/results: run the commands on its pages, and copy tables and figures of the reports.
 
 python scripts/results.py [PAGE ...] [--no-run] [--runs DIR]   # pages by name: paid, embedded
 
-Every `ctta-bench` line of a page's sh blocks is run, in order; what is done is kept, so that a
-second call goes on. Then tables (CSV, and the marked ones on the page) and figures are taken from
-the reports. With --no-run they come from the runs that are there; those without are named.
+Every `ctta-bench` line in the sh blocks of a page is run, in order; finished cells are not run
+again, so that a second call resumes. Then tables (CSV, and those marked on the page) and figures
+are copied from the reports. With --no-run, they are copied from existing runs only, and missing
+ones are listed.
 """
 
 import argparse
@@ -16,9 +17,9 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-SEARCH = "tune_"  # how the folders of `ctta-bench tune` begin, which write their table themselves
-# What stands under docs/results: the folder of runs, which file of their report (or of a search's
-# folder) it is, and words of its caption where several are like it.
+SEARCH = "tune_"  # start of the folders of `ctta-bench tune`, which writes its own table
+# The files of docs/results: the folder of runs, the file in its report (or in a search's folder),
+# and, if several files match, words of the caption.
 FILES: dict[str, tuple[str, ...]] = {
     "embedded/tuned.csv": ("tune_fashion_c", "searched.csv"),
     "embedded/tuned_cnn.csv": ("tune_fashion_c_fashion_cnn", "searched.csv"),
@@ -76,11 +77,11 @@ FILES: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Run, take, and name what could not be taken; 1 if there is such a file."""
+    """Run, copy, and list the files that could not be copied; returns 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", nargs="*", help="pages of docs/results by name; all of them")
-    parser.add_argument("--no-run", action="store_true", help="take from the runs that are there")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where these are")
+    parser.add_argument("pages", nargs="*", help="pages of docs/results by name; default: all")
+    parser.add_argument("--no-run", action="store_true", help="copy from existing runs only")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
     options = parser.parse_args()
     pages = [RESULTS / f"{name}.md" for name in options.pages] or sorted(RESULTS.glob("*.md"))
     problems = []
@@ -110,17 +111,17 @@ def commands(text: str) -> list[str]:
 
 
 def run(command: list[str]) -> None:
-    """Run one command with the ctta-bench of this Python; its failure ends all."""
+    """Run one command with the ctta-bench of this Python; raises CalledProcessError if it fails."""
     print("+", command[-1] if command[0] == "sh" else " ".join(command), flush=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     subprocess.run(command, check=True, env=os.environ | {"PATH": path})
 
 
 def take(file: str, report: Path, pattern: str, words: list[str]) -> list[str]:
-    """Copy the one file of a report that is meant; or the sentence that says why not."""
+    """Copy the matching file of a report; returns a message if not exactly one file matches."""
     found = [path for path in sorted(report.glob(pattern)) if _says(path, words)]
     if len(found) != 1:
-        return [f"{file}: {len(found)} files like {report / pattern}; it stays as it was"]
+        return [f"{file}: {len(found)} files match {report / pattern}; it was not changed"]
     shutil.copyfile(found[0], RESULTS / file)
     table = found[0].with_suffix(".md")
     if table.is_file():
@@ -135,7 +136,7 @@ def _says(path: Path, words: list[str]) -> bool:
 
 
 def reprinted(page: str, file: str, table: str) -> str:
-    """The page with the table marked as `file` printed anew, in the columns that it has there."""
+    """The page with new values in the table marked as `file`, in the columns of the page."""
     marked = re.compile(
         rf"(<!-- table: {re.escape(file)} -->\n\n?)(.*?)(\n<!-- /table -->)", re.DOTALL
     )
@@ -151,7 +152,7 @@ def reprinted(page: str, file: str, table: str) -> str:
 
 
 def _place(name: str, head: list[str]) -> int:
-    """Where a column is; a table by round and domain calls that of a round `round 1 mean`."""
+    """Position of a column; tables by round and domain call that of a round `round 1 mean`."""
     names = (name, f"{name} mean", f"all rounds {name}")
     return next(head.index(option) for option in names if option in head)
 

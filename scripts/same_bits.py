@@ -1,9 +1,9 @@
-"""Whether two folders of runs hold the same numbers, to the bit: a refactor proves itself.
+"""Check that two folders of runs have bit-identical results, as after a refactoring.
 
     python scripts/same_bits.py runs/before runs/after
 
-Compares cells of the same name: predictions (bytes of every array), batch lines and results but for
-times, and learnt weights of warm-ups. Exit code 1, and a line for each difference.
+Compares cells of the same name: predictions (bytes of every array), batch lines and results without
+times, and learnt weights of warm-ups. Prints one line per difference; exit code 1 if there is any.
 """
 
 import json
@@ -21,14 +21,14 @@ TIMES = {"ms", "seconds", "images_per_second", "peak_memory_mb", "learnt_sha256"
 
 
 def without_times(value: Any) -> Any:
-    """A value of JSON, its times left out at every depth."""
+    """A JSON value without times, at every depth."""
     if isinstance(value, dict):
         return {key: without_times(v) for key, v in value.items() if key not in TIMES}
     return [without_times(v) for v in value] if isinstance(value, list) else value
 
 
 def content(cell: Path) -> Iterator[tuple[str, Any]]:
-    """What must agree of a cell, by name."""
+    """The values of a cell that must be equal, by name."""
     for name in (schema.PREDICTIONS_FILE, schema.PICTURES_FILE):
         if (cell / name).is_file():
             with np.load(cell / name) as arrays:
@@ -48,12 +48,15 @@ def _bytes(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def differences(before: Path, after: Path) -> list[str]:
-    """A line for each difference; cells without a result count as missing."""
+    """One line per difference; cells without a result count as missing."""
     cells = {
         folder: {file.parent.name: file.parent for file in folder.glob(f"**/{schema.RESULT_FILE}")}
         for folder in (before, after)
     }
-    found = [f"{name}: is in one of the two" for name in sorted({*cells[before]} ^ {*cells[after]})]
+    found = [
+        f"{name}: is in only one of the two folders"
+        for name in sorted({*cells[before]} ^ {*cells[after]})
+    ]
     for name in sorted({*cells[before]} & {*cells[after]}):
         here, there = dict(content(cells[before][name])), dict(content(cells[after][name]))
         odd = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
@@ -64,8 +67,8 @@ def differences(before: Path, after: Path) -> list[str]:
 if __name__ == "__main__":
     folders = [Path(argument) for argument in sys.argv[1:]]
     if len(folders) != 2 or not all(folder.is_dir() for folder in folders):
-        sys.exit("error: name two folders of runs")
-    told = differences(*folders)
+        sys.exit("error: usage: same_bits.py BEFORE AFTER, two folders of runs")
+    found = differences(*folders)
     count = len([*folders[0].glob(f"**/{schema.RESULT_FILE}")])
-    print("\n".join(told) or f"{count} cells, the same to the bit")
-    sys.exit(bool(told) or not count)
+    print("\n".join(found) or f"{count} cells are bit-identical")
+    sys.exit(bool(found) or not count)

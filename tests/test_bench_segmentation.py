@@ -37,8 +37,8 @@ def test_maps_are_counted_while_they_are_held(bench: ModuleType) -> None:
         stack = torch.stack([two[0], two[0]])
         return float(stack.sum())
 
-    assert bench.held_at_most(bench.allocations(work), 4 * 19 * 64 * 64) == 3
-    assert bench.held_at_most([8, 3, 16, -8, 8, -16, -8], 8) == 3
+    assert bench.peak_maps(bench.allocations(work), 4 * 19 * 64 * 64) == 3
+    assert bench.peak_maps([8, 3, 16, -8, 8, -16, -8], 8) == 3
 
 
 def test_every_method_for_segmentation_is_counted(bench: ModuleType) -> None:

@@ -1,1 +1,1 @@
-"""What `scripts/bench.py` measures, a module a command."""
+"""The measurements of `scripts/bench.py`, one module per command."""

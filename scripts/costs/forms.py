@@ -1,6 +1,7 @@
-"""PAID, LoRA and DoRA in each form of their product against TENT, in turn on one thread.
+"""PAID, LoRA and DoRA in each form of their product, compared with TENT in turns on one thread.
 
-Memory is what a step holds at most beside what rests before it. Exit code 1 if a bound is missed.
+Memory is the peak during a step, in addition to that between steps. Exit code 1 if a bound is
+missed.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.measuring.workload import Workload
 from ctta_bench.parts.adapters.injected import InjectedLinear
 
-# Method and form of its product; "auto", which takes the fastest, is held to the method's goal.
+# Method and form of its product; the method's goal applies to "auto", which chooses the fastest.
 SUBJECTS = (
     ("paid", "auto"),
     ("lora", "auto"),
@@ -28,7 +29,7 @@ SUBJECTS = (
 
 
 def in_form(workload: Workload, name: str, form: str) -> MethodSteps:
-    """A method's steps; "chain" is one reflection after another on the weight."""
+    """A method's steps; "chain": apply one reflection after another to the weight."""
     steps = MethodSteps(workload, name)
     for layer in steps.method.model.modules():
         if isinstance(layer, InjectedLinear):
@@ -40,14 +41,14 @@ def in_form(workload: Workload, name: str, form: str) -> MethodSteps:
 
 
 def rows(workload: Workload, methods: list[str], forms: list[str], repeats: int) -> Iterator[Row]:
-    """Time of a step, and memory beside what rests, over TENT's; one method at a time."""
+    """Time and peak memory of a step divided by those of TENT; one method at a time."""
     tent = MethodSteps(workload, "tent")
     tent.turn()
     tent_peak = peak_bytes(tent.turn, workload.device)
     for name, form in SUBJECTS:
         if name not in methods or form not in forms:
             continue
-        steps, is_held = in_form(workload, name, form), form == "auto"
+        steps, has_goal = in_form(workload, name, form), form == "auto"
         works = {"subject": steps.turn, "tent": tent.turn}
         times = take_turns(works, repeats, clock(workload.device))
         peak = peak_bytes(steps.turn, workload.device)
@@ -56,27 +57,29 @@ def rows(workload: Workload, methods: list[str], forms: list[str], repeats: int)
         yield Row(
             f"{named}: step / TENT",
             ratios(times["subject"], times["tent"]),
-            at_most(TO_TENT[name] if is_held else float("inf")),
+            at_most(TO_TENT[name] if has_goal else float("inf")),
         )
         yield Row(
             f"{named}: {peak / 1e6:.0f} MB / TENT's {tent_peak / 1e6:.0f}",
             [peak / tent_peak],
-            at_most(most if is_held else float("inf")),
+            at_most(most if has_goal else float("inf")),
         )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what."""
+    """Options of the command."""
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of timm")
+    parser.add_argument("--model", default="vit_small_patch16_224", help="model of timm")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--methods", default="paid,lora,dora", help="those to measure")
-    parser.add_argument("--forms", default="auto,activation,weight,chain", help="of the product")
+    parser.add_argument("--methods", default="paid,lora,dora", help="methods to measure")
+    parser.add_argument(
+        "--forms", default="auto,activation,weight,chain", help="forms of the product"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure and print; the exit code."""
+    """Measure and print; returns the exit code."""
     torch.set_num_threads(1)
     workload = random_workload(chosen.model, chosen.batch_size, torch.device(chosen.device))
     methods, forms = chosen.methods.split(","), chosen.forms.split(",")

@@ -1,6 +1,6 @@
-"""How time and memory grow: with the batch, the rank, the tokens, the model and the stream.
+"""Growth of time and memory with the batch, the rank, the tokens, the model and the stream.
 
-On random weights and images, one thread; times of one sweep take turns in one process. Prints the
+Random weights and images, one thread; the points of a sweep run in turns in one process. Prints the
 tables of docs/performance.md; `--figure docs/images/growth.png` draws their curves.
 """
 
@@ -22,9 +22,9 @@ from ctta_bench.measuring.timing import clock, ratios, take_turns
 from ctta_bench.measuring.workload import Workload, benchmark_of
 
 POINTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "batch": ("images a batch", [{"batch_size": n} for n in (1, 4, 16, 64)]),
+    "batch": ("images per batch", [{"batch_size": n} for n in (1, 4, 16, 64)]),
     "rank": ("rank", [{"rank": n} for n in (2, 12, 48)]),
-    "tokens": ("pixels of a side", [{"input_size": (n, n)} for n in (224, 384)]),
+    "tokens": ("image side in pixels", [{"input_size": (n, n)} for n in (224, 384)]),
     "model": (
         "model",
         [{"model": f"vit_{size}_patch16_224"} for size in ("tiny", "small", "base")],
@@ -35,7 +35,7 @@ RANKED = ("paid", "lora", "dora")
 
 @dataclass(frozen=True)
 class Row:
-    """A point of a sweep: milliseconds an image and MB at most, by method."""
+    """A point of a sweep: milliseconds per image and peak MB, by method."""
 
     point: str
     milliseconds: dict[str, float]
@@ -48,7 +48,7 @@ def workload(
     input_size: tuple[int, int] | None = None,
     rank: int = 12,
 ) -> Workload:
-    """Random images and weights."""
+    """A workload of random images and weights."""
     ranks = {name: {"rank": rank} for name in RANKED}
     return random_workload(model, batch_size, torch.device("cpu"), ranks, input_size)
 
@@ -56,7 +56,7 @@ def workload(
 def sweep(
     points: Sequence[Mapping[str, Any]], methods: Sequence[str], repeats: int
 ) -> Iterator[Row]:
-    """A row a point."""
+    """One row per point."""
     steps = {
         (number, name): MethodSteps(workload(**point), name)
         for number, point in enumerate(points)
@@ -77,10 +77,10 @@ def sweep(
 
 
 def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Iterator[list[str]]:
-    """A row a method: time of the rounds over as many first ones, bytes after the first and last.
+    """One row per method: time of all rounds over as many first rounds, MB after first and last.
 
-    Each round takes turns with a first one of a method that was reset, so that a machine's drift is
-    in both.
+    Each round runs in turns with a first round of a reset method, so that changes in the machine's
+    speed affect both.
     """
     fashion = Workload(
         benchmark_of("fashion_c", {"batch_size": 16}, None),
@@ -97,8 +97,8 @@ def along_the_stream(methods: Sequence[str], rounds: int, batches: int) -> Itera
 
 
 def rounds_of(going: MethodSteps, first: MethodSteps, rounds: int, batches: int) -> list[str]:
-    """The row of a method without its name; `first` is reset before each of its rounds."""
-    held: list[int] = []
+    """The row of a method, without its name; `first` is reset before each of its rounds."""
+    memory: list[int] = []
 
     def a_round(steps: MethodSteps) -> None:
         for _ in range(batches):
@@ -106,7 +106,7 @@ def rounds_of(going: MethodSteps, first: MethodSteps, rounds: int, batches: int)
 
     def one_more() -> None:
         a_round(going)
-        held.append(resting_bytes(going.method))
+        memory.append(resting_bytes(going.method))
 
     def a_first() -> None:
         first.method.reset()
@@ -116,11 +116,11 @@ def rounds_of(going: MethodSteps, first: MethodSteps, rounds: int, batches: int)
     each = statistics.quantiles(ratios(times["on"], times["first"]), n=4)
     whole = sum(times["on"]) / sum(times["first"])
     spread = f"{whole:.3f} ({each[0]:.2f}–{each[2]:.2f})"
-    return [spread, f"{held[0] / 1e6:.2f}", f"{held[-1] / 1e6:.2f}"]
+    return [spread, f"{memory[0] / 1e6:.2f}", f"{memory[-1] / 1e6:.2f}"]
 
 
 def printed(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table in Markdown."""
+    """Print a table in Markdown."""
     print("|", " | ".join(head), "|")
     print("|", " | ".join(["---", *["---:"] * (len(head) - 1)]), "|")
     for row in rows:
@@ -129,12 +129,12 @@ def printed(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def shown(name: str) -> str:
-    """A point of a sweep, short enough for a table and an axis."""
+    """The short name of a point, for tables and axes."""
     return name.removesuffix("_patch16_224")
 
 
 def curves(found: Mapping[str, Sequence[Row]], methods: Sequence[str], file: Path) -> None:
-    """Times above, memory below, a panel a sweep and a line a method, to powers of two."""
+    """Draw times above and memory below, one panel per sweep, one line per method, log2 axes."""
     canvas = Canvas()
     with canvas.drawing():
         figure = canvas.figure((2.6 * len(found) + 1.2, 5.0), 4.0)
@@ -146,8 +146,8 @@ def curves(found: Mapping[str, Sequence[Row]], methods: Sequence[str], file: Pat
                     values = [getattr(row, unit)[name] for row in rows]
                     _line(panels[line, column], [r.point for r in rows], values, name, color)
             panels[1, column].set_xlabel(POINTS[kind][0])
-        panels[0, 0].set_ylabel("ms an image")
-        panels[1, 0].set_ylabel("MB at most")
+        panels[0, 0].set_ylabel("ms per image")
+        panels[1, 0].set_ylabel("peak MB")
         figure.legend(
             *panels[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False
         )
@@ -157,7 +157,7 @@ def curves(found: Mapping[str, Sequence[Row]], methods: Sequence[str], file: Pat
 def _line(
     axes: Axes, points: Sequence[str], values: Sequence[float], name: str, color: str
 ) -> None:
-    """A method's values; points with a number are to scale, names are not."""
+    """Draw a method's values; numeric points are to scale, names are evenly spaced."""
     numbers = [float(p) if p.isdigit() else k for k, p in enumerate(points)]
     axes.plot(numbers, values, marker="o", markersize=4, label=name, color=color)
     axes.set_yscale("log", base=2)
@@ -169,7 +169,7 @@ def _line(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which sweeps of which methods."""
+    """Options of the command."""
     parser.add_argument("--methods", default="source,tent,paid")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default=",".join([*POINTS, "stream"]))
@@ -177,7 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure the sweeps and print them; nothing is held to a goal."""
+    """Measure the sweeps and print them; there are no goals."""
     torch.set_num_threads(1)
     methods, only = chosen.methods.split(","), chosen.only.split(",")
     found: dict[str, list[Row]] = {}

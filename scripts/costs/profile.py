@@ -1,4 +1,4 @@
-"""Where the time of a grid goes: shares inside the methods' forward and backward passes.
+"""Shares of a grid's time: forward and backward passes of methods, and everything else.
 
 Runs the cells of an experiment one after another in this process, into a temporary folder, as
 `ctta-bench grid` does, and prints a profile of the processor's time.
@@ -25,7 +25,7 @@ from ctta_bench.source_models.shared import Models
 
 
 class Ledger:
-    """Seconds by part; the innermost part that is open gets the time."""
+    """Seconds by section; time counts for the innermost open section."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -33,8 +33,8 @@ class Ledger:
         self.since = time.process_time()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time within the block goes to `name`."""
+    def section(self, name: str) -> Iterator[None]:
+        """Time within the block counts for `name`."""
         self._turn()
         self.open.append(name)
         try:
@@ -50,18 +50,18 @@ class Ledger:
 
 
 def timed(ledger: Ledger, owner: Any, attribute: str, name: str) -> None:
-    """Put the time of a function to a part."""
+    """Count the time of a function for the section `name`."""
     original: Callable[..., Any] = getattr(owner, attribute)
 
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        with ledger.part(name):
+        with ledger.section(name):
             return original(*arguments, **options)
 
     setattr(owner, attribute, wrapper)
 
 
-# Functions, as the engine calls them, and the part that their time goes to.
-PARTS: tuple[tuple[Any, str, str], ...] = (
+# Functions, as the engine calls them, and the section for which their time counts.
+SECTIONS: tuple[tuple[Any, str, str], ...] = (
     (SourceModel, "forward", "forward passes"),
     (SourceModel, "features", "forward passes"),
     (torch.Tensor, "backward", "backward passes"),
@@ -74,17 +74,17 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which cells are run."""
+    """Options of the command."""
     parser.add_argument("experiment", nargs="?", default="quickstart")
-    parser.add_argument("--examples", type=int, default=None, help="images a domain")
-    parser.add_argument("--seeds", default="", help="those of the experiment")
+    parser.add_argument("--examples", type=int, default=None, help="images per domain")
+    parser.add_argument("--seeds", default="", help="default: those of the experiment")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run and print; nothing is held to a goal."""
+    """Run and print; there are no goals."""
     torch.set_num_threads(1)
     ledger = Ledger()
-    for owner, attribute, name in PARTS:
+    for owner, attribute, name in SECTIONS:
         timed(ledger, owner, attribute, name)
     options: dict[str, Any] = {}
     if chosen.seeds:
@@ -93,13 +93,13 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.examples is not None:
         more = {"benchmark.examples": chosen.examples}
         experiment = experiment.model_copy(update={"set": experiment.set | more})
-    with ledger.part("resolving the cells"):
+    with ledger.section("resolving the cells"):
         models = Models(several=True)
         cells = expand(experiment, models=models, **options)
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
             engine.run_cell(cell, RunFolder(Path(folder) / cell.id), models=models)
-    with ledger.part("the end"):
+    with ledger.section("the end"):
         total = time.process_time()
     ledger.seconds["imports"] = total - sum(ledger.seconds.values())
     print(f"{len(cells)} cells, {total:.1f} s of the processor")

@@ -1,4 +1,4 @@
-"""Ratios, the goals that they are held against, and the baseline that they must not fall behind."""
+"""Ratios, their goals, and the comparison with a stored baseline."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ TOLERATED = 1.15
 
 @dataclass(frozen=True)
 class Goal:
-    """`<=` or `>=` a number."""
+    """A bound: `<=` or `>=` a number."""
 
     sign: str
     bound: float
@@ -30,7 +30,7 @@ def at_least(bound: float) -> Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """Ratios, or seconds, whose median is held against a goal."""
+    """Ratios, or seconds, whose median is compared with a goal."""
 
     name: str
     values: Sequence[float]
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Of the values."""
+        """The median of the values."""
         return statistics.median(self.values)
 
     @property
@@ -49,17 +49,17 @@ class Row:
 
 
 def lost(row: Row, baseline: dict[str, float]) -> bool:
-    """Whether a ratio is worse than it was, by more than is tolerated; seconds are not held."""
+    """Whether a ratio is worse than in the baseline by more than TOLERATED; not for seconds."""
     before = baseline.get(row.name)
     if before is None or row.name.endswith("[s]"):
         return False
     worse = before / row.median if row.goal.sign == ">=" else row.median / max(before, 1e-9)
-    # A share of a step is small: a point more is no loss.
+    # Small shares of a step may grow by one point.
     return worse > TOLERATED and abs(row.median - before) > 0.01
 
 
 def shown(row: Row, baseline: dict[str, float]) -> str:
-    """A line of the table."""
+    """A row as a line of the printed table."""
     before = baseline.get(row.name)
     known = "" if before is None else f"{before:8.3f}"
     marks = "   MISSED" * row.missed + "   LOST" * lost(row, baseline)
@@ -70,9 +70,10 @@ def shown(row: Row, baseline: dict[str, float]) -> str:
 
 
 def judged(measured: Iterable[Row], *, write: bool = False) -> int:
-    """Print each row when it is there; the exit code. `write` makes them the baseline.
+    """Print each row as soon as it is measured; returns the exit code.
 
     The code is 1 if a goal is missed, or a ratio is more than 15 % worse than in the baseline.
+    write: store the rows as the new baseline.
     """
     baseline = json.loads(BASELINE.read_text("utf-8")) if BASELINE.exists() else {}
     rows: list[Row] = []
@@ -81,8 +82,8 @@ def judged(measured: Iterable[Row], *, write: bool = False) -> int:
         rows.append(row)
         print(shown(row, baseline), flush=True)
     if write:
-        kept = {row.name: round(row.median, 4) for row in rows if not row.name.endswith("[s]")}
-        BASELINE.write_text(json.dumps(baseline | kept, indent=2) + "\n", "utf-8")
+        new = {row.name: round(row.median, 4) for row in rows if not row.name.endswith("[s]")}
+        BASELINE.write_text(json.dumps(baseline | new, indent=2) + "\n", "utf-8")
     missed, worse = sum(r.missed for r in rows), sum(lost(r, baseline) for r in rows)
     print(f"{len(rows)} ratios: {missed} miss their goal, {worse} lost more than 15 %")
     return 1 if missed or (worse and not write) else 0

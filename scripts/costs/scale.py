@@ -1,10 +1,10 @@
-"""What very large grids cost: expanding, laying down, status and collecting, on synthetic cells.
+"""The cost of very large grids: expanding, planning, status and collecting, on synthetic cells.
 
-A small cell is run once, and its folder copied for each seed: all that differs is written anew, the
-rest is linked. Every step is timed in a process of its own. Times are seconds of the processor, as
-other work on the machine would stretch those of a clock; collecting uses several cores, and is
-counted as if they had shared it evenly. Exit code 1 if status takes more than 5 s, collecting more
-than 30 s, or any step more than 4 GB, each in proportion for fewer cells than 100,000.
+A small cell is run once, and its folder is copied for each seed: files that differ are written,
+the others are linked. Every step is timed in its own process. Times are seconds of the processor,
+because other processes would lengthen those of a clock; collecting uses several cores, and its time
+is divided by their number. Exit code 1 if status takes more than 5 s, collecting more than 30 s, or
+any step more than 4 GB, each in proportion for fewer cells than 100,000.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from typing import Any
 from ctta_bench.record.schema import CELL_FILE, LOCK_FILE, PREDICTIONS_FILE, RESULT_FILE
 
 WHOLE = 100_000
-# What each step may take for so many cells: seconds of the processor, GB of memory.
+# Limits of each step for so many cells: seconds of the processor, GB of memory.
 LIMITS = {"expand": (None, 4.0), "plan": (None, 4.0), "status": (5.0, 4.0), "collect": (30.0, 4.0)}
 START_GB = 1.5  # libraries, whatever the number of cells
 
 
 def write_cells(cells: int, runs: Path) -> None:
-    """Synthetic run folders, nine in ten of them done."""
+    """Write synthetic run folders; nine in ten are done."""
     from ctta_bench.config.cell import CellRequest, resolve
     from ctta_bench.record.folder import RunFolder
     from ctta_bench.run.engine import run_cell
@@ -53,7 +53,7 @@ def write_cells(cells: int, runs: Path) -> None:
 
 
 def _link(file: Path, place: Path, seed: int) -> None:
-    """A hard link, to a copy of its own for every 10,000: file systems bound their number."""
+    """Make a hard link; every 10,000 share a copy, because file systems limit their number."""
     source = file.with_name(f"{file.name}.{seed // 10_000}")
     if not source.exists():
         source.write_bytes(file.read_bytes())
@@ -61,7 +61,7 @@ def _link(file: Path, place: Path, seed: int) -> None:
 
 
 def expand(cells: int, runs: Path) -> None:
-    """Expand a grid, and the identity of each cell."""
+    """Expand a grid, and compute the identity of each cell."""
     from ctta_bench.record.schema import identity
 
     found = _expanded(cells)
@@ -76,7 +76,7 @@ def _expanded(cells: int) -> list[Any]:
 
 
 def plan(cells: int, runs: Path) -> None:
-    """Expand a grid, write down its cells and its launch, and cut it into arrays."""
+    """Expand a grid, write its cells and its launch, and divide it into arrays."""
     from ctta_bench.launch.plan import Launch
     from ctta_bench.launch.steps import (
         arrays,
@@ -106,7 +106,7 @@ def status(cells: int, runs: Path) -> None:
 
 
 def collect(cells: int, runs: Path) -> None:
-    """What `ctta-bench report` reads, in as many processes."""
+    """Read the runs as `ctta-bench report` does, in as many processes."""
     from ctta_bench.analysis.read.collect import load
 
     found = load(runs, workers=os.cpu_count() or 1)
@@ -141,13 +141,13 @@ def _measure(name: str, cells: int, runs: Path, results: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many cells, and what is done with them."""
+    """Options of the command."""
     parser.add_argument("--cells", type=int, default=WHOLE)
     parser.add_argument("--steps", nargs="+", default=list(LIMITS), choices=LIMITS)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure and print; the exit code."""
+    """Measure and print; returns the exit code."""
     cells, late = chosen.cells, False
     with tempfile.TemporaryDirectory() as place:
         runs = Path(place) / "many"
@@ -157,7 +157,7 @@ def run(chosen: argparse.Namespace) -> int:
             seconds, wall, memory = measured(work, cells, runs)
             most, room = LIMITS[work.__name__]
             share = cells / WHOLE
-            over = most is not None and seconds > 3.0 + most * share  # 3: to import what it needs
+            over = most is not None and seconds > 3.0 + most * share  # 3 s for imports
             over |= memory > START_GB + (room or 0) * share
             late |= over
             row = f"{work.__name__:30} {seconds:13.1f} {wall:9.1f} {memory:11.2f}"

@@ -1,9 +1,9 @@
-"""Cost of segmentation as ratios in one process, and maps held at once.
+"""Cost of segmentation as ratios of times in one process, and the peak number of maps in memory.
 
-Times are those of the processor on one thread, for one image; subjects and references take turns,
-and the median of the ratios counts. Beside that: how many maps of all classes at the labels' size,
-by far the largest tensors there are, a step and its scoring hold at most. This does not depend on
-the size of images and is counted on small ones. Goals and baseline as those of steps.
+Times are those of the processor on one thread, for one image; subjects and references run in turns,
+and the median of the ratios is used. Maps: the peak number of maps of all classes at the labels'
+size, by far the largest tensors, during a step and its scoring. It does not depend on the size of
+images and is counted on small ones. Goals and baseline as those of steps.
 """
 
 import argparse
@@ -30,11 +30,10 @@ CLASSES = 19
 BENCHMARK = "cityscapes_acdc"
 COUNTED_SIZE = (136, 240)  # a fourth of the protocol's images, and so of its labels
 
-# Maps of all classes at the labels' size (twice the images') that a step cannot do without, with
-# torch's own operators: what is scored, which the scorer enlarges where a method does not; beside
-# it, where the loss is at that size, the student's logits, their log-probabilities and the
-# gradients of both; while views are averaged, the plain one, the sum, and logits and probabilities
-# of the next.
+# Maps of all classes at the labels' size (twice the images') that a step needs at least with
+# torch's own operators: the scored logits, which the scorer enlarges if the method does not; if the
+# loss is at that size, also the student's logits, their log-probabilities and the gradients of
+# both; while views are averaged, the plain view, the sum, and logits and probabilities of the next.
 SCORED, STUDENT, VIEWS = 1, 4, 4
 NEEDED = {
     ("source", "default"): SCORED,
@@ -80,14 +79,14 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def own_labels(logits: Tensor) -> Tensor:
-    """Cross-entropy of logits at eight times their size against their argmax."""
+    """Cross-entropy between logits, enlarged eight times, and their argmax."""
     size = (8 * logits.shape[-2], 8 * logits.shape[-1])
     large = interpolate(logits, size=size, mode="bilinear", align_corners=False)
     return cross_entropy(large, large.detach().argmax(1))
 
 
 def plain_pass(model: str, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
-    """Forward and backward through the norm layers that TENT adapts, and nothing else."""
+    """A bare forward and backward pass, with gradients of the norm layers that TENT adapts."""
     network = SourceModel(MODELS.get(model)()).eval().requires_grad_(False)
     parameters = list(network.norm_parameters().values())
     for parameter in parameters:
@@ -100,7 +99,7 @@ def plain_pass(model: str, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor
 
 
 def timed(model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
-    """The ratios of times, each with its bound."""
+    """Ratios of times, each with its bound."""
     subjects = {
         "plain": plain_pass(model, entropy),
         "tent": build("tent", "default", model, size),
@@ -124,21 +123,21 @@ def timed(model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
 # -- maps
 
 
-def held_at_most(changes: Iterable[int], map_bytes: int) -> int:
-    """How many maps of this size are held at once, from the sizes of what is allocated or freed.
+def peak_maps(changes: Iterable[int], map_bytes: int) -> int:
+    """Peak number of maps of this size, from the sizes of allocations (frees are negative).
 
-    Those of whole maps or stacks of them count; what is freed is negative.
+    Only allocations of whole maps, or stacks of them, count.
     """
-    held = most = 0
+    current = most = 0
     for size in changes:
         if size % map_bytes == 0:
-            held += size // map_bytes
-            most = max(most, held)
+            current += size // map_bytes
+            most = max(most, current)
     return most
 
 
 def maps_of(name: str, preset: str, model: str) -> int:
-    """Maps at the labels' size that a step of a method and its scoring hold at most."""
+    """Peak number of maps at the labels' size during a step of a method and its scoring."""
     method = build(name, preset, model, COUNTED_SIZE)
     height, width = (2 * side for side in COUNTED_SIZE)
     images = torch.rand(1, 3, *COUNTED_SIZE)
@@ -150,31 +149,31 @@ def maps_of(name: str, preset: str, model: str) -> int:
         scorer.score(logits, labels)
         return logits
 
-    work()  # what is made once, optimiser states above all
-    return held_at_most(allocations(work), 4 * CLASSES * height * width)
+    work()  # allocate what is needed once, mainly the state of the optimiser
+    return peak_maps(allocations(work), 4 * CLASSES * height * width)
 
 
 def measured(only: str | None, model: str, size: Sequence[int], repeats: int) -> Iterator[Row]:
-    """The rows of both parts, or of one."""
+    """The rows of times, of maps, or of both."""
     if only != "maps":
         yield from timed(model, size, repeats)
     if only != "time":
         for (name, preset), needed in NEEDED.items():
-            held = maps_of(name, preset, model)
-            yield Row(f"maps: {name} ({preset})", [held], at_most(needed + 1))
+            maps = maps_of(name, preset, model)
+            yield Row(f"maps: {name} ({preset})", [maps], at_most(needed + 1))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what."""
+    """Options of the command."""
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default="segformer_b0")
     parser.add_argument("--size", type=int, nargs=2, default=(540, 960))
-    parser.add_argument("--only", choices=["time", "maps"], help="one of the two parts")
+    parser.add_argument("--only", choices=["time", "maps"], help="measure only times, or only maps")
     parser.add_argument("--write-baseline", action="store_true")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure and print; the exit code."""
+    """Measure and print; returns the exit code."""
     torch.set_num_threads(1)
     rows = measured(chosen.only, chosen.model, chosen.size, chosen.repeats)
     return judged(rows, write=chosen.write_baseline)

@@ -1,7 +1,7 @@
-"""Steps of methods, the engine and start-up against references in the same process.
+"""Steps of methods, the engine and start-up, compared with references in the same process.
 
-Start-up times are medians of fresh processes, of the processor. Exit code 1 if a goal is missed, or
-a ratio is more than 15 % worse than in scripts/bench_baseline.json.
+Start-up times are medians over new processes, in seconds of the processor. Exit code 1 if a goal is
+missed, or a ratio is more than 15 % worse than in scripts/bench_baseline.json.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from ctta_bench.stream import ArrayImages, Domain, Stream, batch_domains
 from ctta_bench.stream.settings import StreamSettings
 
 Work = Callable[[], object]
-# Few views: what each costs is what counts, and updates weigh the more.
+# Few views: the cost per view matters, and the share of the updates is larger.
 FEW_VIEWS = {
     "cotta": {"views": 4},
     "vida": {"views": 4, "lr": 1e-4, "lr_adapters": 1e-4},
@@ -51,7 +51,7 @@ AUGMENTATION, TEACHING = 0.08, 0.03
 
 
 def start_up(*arguments: str, repeats: int) -> list[float]:
-    """Seconds of the processor for a fresh process of Python, less those of an empty one."""
+    """Seconds of the processor of a new Python process, minus those of an empty one."""
     times = {}
     for call in (arguments, ("-c", "pass")):
         times[call] = []
@@ -69,7 +69,7 @@ def _of_children() -> float:
 
 
 def start_up_rows(repeats: int) -> Iterator[Row]:
-    """Seconds until commands answer."""
+    """Start-up times of commands."""
     command = str(Path(sys.executable).parent / "ctta-bench")
     calls = {
         "import ctta_bench [s]": (("-c", "import ctta_bench"), 0.3),
@@ -81,12 +81,12 @@ def start_up_rows(repeats: int) -> Iterator[Row]:
 
 
 def engine_rows(model: str, batch_size: int, device: torch.device) -> Iterator[Row]:
-    """Source through the engine over a bare loop: with a small model, and with the large one."""
+    """Time of `source` in a bare loop over that in the engine, with a small and a large model."""
     fashion = load_benchmark("fashion_c", batch_size=50, examples=1000, domains=("contrast",))
     fashion.prepare_data(lambda *_: None, 2)
     stream = Stream(batch_domains(fashion), fashion.settings, seed=0)
     source = load_model("fashion_vit").to(device)
-    # A step of milliseconds, where what is beside it shows most; no goal is set for it but 0.9.
+    # Steps of milliseconds, in which overhead is largest; hence a goal of only 0.9.
     yield Row(
         "source: bare loop / engine, fashion_vit", engine_ratio(source, stream, 9), at_least(0.9)
     )
@@ -101,7 +101,7 @@ def engine_rows(model: str, batch_size: int, device: torch.device) -> Iterator[R
 
 
 def engine_ratio(model: SourceModel, stream: Stream, repeats: int) -> list[float]:
-    """Time of a bare loop over that of the engine's on the same images."""
+    """Time of a bare loop divided by that of the engine on the same images."""
     method = load_method("source", model)
     method.start()
     network, device = model.network, method.device
@@ -122,7 +122,7 @@ def engine_ratio(model: SourceModel, stream: Stream, repeats: int) -> list[float
 def method_rows(
     model: str, batch_size: int, device: torch.device, only: set[str], repeats: int
 ) -> Iterator[Row]:
-    """Times of steps over their bounds and over TENT, shares of a step, and memory."""
+    """Times of steps divided by their bounds and by TENT, shares of a step, and memory."""
     workload = random_workload(model, batch_size, device)
     wanted = [n for n in (*NORMS, *ADAPTERS) if not only or n in only]
     if wanted:
@@ -143,11 +143,9 @@ def _group(workload: Workload, names: Sequence[str], repeats: int) -> Iterator[R
     backward()
     needed = peak_bytes(backward, workload.device)
     works: dict[str, Work] = {"forward": plain.forward, "backward": backward}
-    works |= {name: s.turn for name, s in steps.items()} | _parts(workload, steps)
+    works |= {name: s.turn for name, s in steps.items()} | _teacher_works(workload, steps)
     plain.forward()
-    times = take_turns(
-        works, repeats, clock(workload.device), warm=0
-    )  # all have had their first turn
+    times = take_turns(works, repeats, clock(workload.device), warm=0)  # all have run once
     for name, of_method in steps.items():
         if name in TO_BOUND:
             bounds = bounds_of(times, of_method.passes[-repeats:], workload.batch_size)
@@ -163,8 +161,8 @@ def _group(workload: Workload, names: Sequence[str], repeats: int) -> Iterator[R
         yield Row(f"{name}: memory / necessary", [memory], at_most(MEMORY))
 
 
-def _parts(workload: Workload, steps: dict[str, MethodSteps]) -> dict[str, Work]:
-    """Parts of the steps of methods with a teacher, on their own."""
+def _teacher_works(workload: Workload, steps: dict[str, MethodSteps]) -> dict[str, Work]:
+    """Augmentation and teacher update of methods with a teacher, to be timed separately."""
     found: dict[str, Work] = {}
     for name, of_method in steps.items():
         method: Any = of_method.method
@@ -175,7 +173,7 @@ def _parts(workload: Workload, steps: dict[str, MethodSteps]) -> dict[str, Work]
 
 
 def _teach(method: Any) -> None:
-    """The teacher's update of a method, and its restoration, if it has one."""
+    """Update the teacher of a method, with stochastic restore if the method has it."""
     ema_update(method.teacher.parameters(), method.model.parameters(), 1.0)
     if hasattr(method, "restored") and method.hp.restore_probability:
         method.stochastic_restore()
@@ -190,10 +188,10 @@ def _shares(name: str, steps: MethodSteps, times: dict[str, list[float]]) -> Ite
 
 
 def _memory(steps: MethodSteps, peak: int, plain_peak: int) -> float:
-    """What a method holds at most over what it must hold.
+    """Peak memory of a method divided by the memory that it needs at least.
 
-    That is the networks with what is kept of them, the optimiser's moments, a copy of what learns
-    for `reset`, and what a plain step holds; of adapted layers one copy of the adapted weights.
+    The latter: networks and their stored copies, the optimiser's moments, a copy of the trainable
+    parameters for `reset`, the memory of a plain step, and one copy of adapted weights.
     """
     method = steps.method
     network = [*method.model.parameters(), *method.model.buffers()]
@@ -204,7 +202,7 @@ def _memory(steps: MethodSteps, peak: int, plain_peak: int) -> float:
 
 
 def adapted_bytes(method: Method) -> int:
-    """Bytes of one copy of the adapted weights."""
+    """Bytes of one copy of all adapted weights."""
     layers = [m for m in method.model.modules() if isinstance(m, InjectedLinear)]
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
 
@@ -230,9 +228,9 @@ def random_workload(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what."""
+    """Options of the command."""
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of timm")
+    parser.add_argument("--model", default="vit_small_patch16_224", help="model of timm")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--only", default="", help="methods, or engine, or start")
     parser.add_argument("--device", default="cpu")
@@ -240,7 +238,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure and print; the exit code."""
+    """Measure and print; returns the exit code."""
     torch.set_num_threads(1)
     device, only = torch.device(chosen.device), {name for name in chosen.only.split(",") if name}
 
