@@ -61,7 +61,7 @@ def slow(pause: float, **values: object) -> str:
 
 
 def rows(directory: Path) -> dict[str, dict[str, Any]]:
-    """The board of a folder by cell."""
+    """The status of a folder's cells, by cell."""
     result = call("status", directory, "--format", "json")
     return {row["cell"]: row for row in json.loads(result.stdout)}
 

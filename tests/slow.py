@@ -1,4 +1,4 @@
-"""Tent that takes its time, or meets a fate at its fourth batch: a plug-in for launches."""
+"""Tent with pauses, or with a failure at its fourth batch: a plug-in for tests of launches."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ class Slow(Tent):
     """Tent with a pause before each batch."""
 
     class Hyperparameters(Tent.Hyperparameters):
-        """Tent's, and what happens."""
+        """Tent's, and what happens at the fourth batch."""
 
         pause: float = Field(0.0, ge=0, description="seconds before each batch")
         fate: str = Field("none", pattern=FATES, description="at the fourth batch")
 
     def setup(self) -> None:
-        """Count the batches in a buffer, so that a resumed run goes on counting."""
+        """Count the batches in a buffer, so that a resumed run continues to count."""
         super().setup()
         self.seen = torch.zeros(())
 
@@ -40,7 +40,7 @@ class Slow(Tent):
 
 
 def meet(fate: str) -> None:
-    """End as the fate says, or go on."""
+    """End the process as `fate` names, or do nothing."""
     if fate == "raise":
         raise ValueError("the fourth batch is too much")
     if fate == "exit":
@@ -56,7 +56,7 @@ def meet(fate: str) -> None:
 
 
 def run_out_of_memory(group: Path) -> None:
-    """Go into a memory cgroup and take more than it has: the kernel ends this process."""
+    """Join a memory cgroup and allocate more than its limit: the kernel ends this process."""
     (group / "cgroup.procs").write_text(str(os.getpid()))
     taken = []
     while len(taken) < 100:

@@ -36,7 +36,7 @@ def counted(**variables: str) -> list[int]:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library")
-def test_large_blocks_are_not_cleared_again_unless_the_user_says_how_memory_is_had() -> None:
+def test_large_blocks_are_not_cleared_again_unless_the_user_has_set_the_allocator() -> None:
     kept, faults = counted()
     untouched, many = counted(MALLOC_TRIM_THRESHOLD_="131072")
     assert (kept, untouched) == (1, 0)

@@ -76,7 +76,7 @@ def test_weights_that_are_not_the_runs_are_refused(toy):
         source_layers("toy_vit", "f" * 64)
 
 
-def test_attention_maps_of_the_kept_models_stand_side_by_side(runs, tmp_path):
+def test_attention_maps_of_the_kept_models_are_side_by_side(runs, tmp_path):
     out = tmp_path / "out"
     arguments = ("--domain", "dark", "--image", 0, "--image", 5, "--plugin", TOY)
     done = ctta("attention", runs, *arguments, "--out", out)
@@ -148,7 +148,7 @@ def test_a_mistake_of_the_user_is_one_sentence(runs, tmp_path, arguments, words)
 
 
 @pytest.mark.parametrize("command", ["geometry", "attention"])
-def test_a_folder_without_kept_models_says_how_to_keep_them(command, tmp_path):
+def test_a_folder_without_kept_models_is_refused_with_the_option(command, tmp_path):
     (tmp_path / "runs").mkdir()
     done = ctta(command, tmp_path / "runs")
     assert done.exit_code == 2

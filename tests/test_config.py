@@ -165,7 +165,7 @@ def test_rates_for_the_streets_are_chosen_on_no_test_weather() -> None:
     assert not set(chosen_on) & set(WEATHER)
 
 
-def test_a_method_may_name_the_models_that_it_serves(tmp_path: Path) -> None:
+def test_an_entry_of_a_method_may_name_its_models(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(
         "methods: [source, {name: paid, models: [toy_vit]}]\nbenchmarks: [toy]\n"
         "models: [toy_vit, toy_cnn]\n"

@@ -125,7 +125,7 @@ def test_a_warm_up_takes_as_long_as_one_did_and_what_does_not_adapt_as_long_as_s
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"cost": {"images_per_second": "fast"}}'])
-def test_damaged_results_tell_nothing(tmp_path: Path, content: str) -> None:
+def test_damaged_results_are_skipped(tmp_path: Path, content: str) -> None:
     run(tmp_path, "tent-fashion_c-fashion_vit-seed3-1234abcd", 10.0)
     next(tmp_path.rglob("result.json")).write_text(content)
     assert estimate([record()], tmp_path / "one").known == 0
@@ -177,7 +177,7 @@ def test_declared_passes_are_known_without_an_import() -> None:
             assert entry.attributes["passes_per_image"] == METHODS.get(name).passes_per_image
 
 
-def test_the_list_says_the_cost_and_how_it_is_counted(
+def test_the_list_shows_the_cost_and_how_it_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -185,8 +185,8 @@ def test_the_list_says_the_cost_and_how_it_is_counted(
     text = CliRunner().invoke(app, ["list", "experiments"]).stdout
     assert "passes" in text
     assert "by earlier runs of method, benchmark and model in runs/" in text
-    told = CliRunner().invoke(app, ["list", "experiments", "--format", "json"]).stdout
-    rows = {row["name"]: row for row in json.loads(told)}
+    result = CliRunner().invoke(app, ["list", "experiments", "--format", "json"]).stdout
+    rows = {row["name"]: row for row in json.loads(result)}
     assert rows["quickstart"]["image_passes_millions"] == pytest.approx(0.15)
     assert rows["quickstart"]["cells_timed"] == 2
     assert rows["quickstart"]["hours"] == pytest.approx(2 * 15 * 250 / 100 / 3600, abs=1e-4)

@@ -1,4 +1,4 @@
-"""One cell: what the method sees, what is left on disk, and resuming to the same bits."""
+"""One cell: what the method sees, its files, and bit-identical resume."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_the_error_in_the_result_is_that_of_the_predictions(tmp_path: Path) -> N
     assert result["mean"] == pytest.approx(np.mean(errors))
 
 
-def test_versions_kernel_and_threads_stand_beside_the_result(tmp_path: Path) -> None:
+def test_versions_kernel_and_threads_are_recorded_with_the_result(tmp_path: Path) -> None:
     run_cell(cell(), RunFolder(tmp_path))
     env = json.loads((tmp_path / "env.json").read_text())
     assert env["torch"] == torch.__version__
@@ -153,7 +153,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", CLASSIFYING)
-def test_a_run_that_is_killed_then_interrupted_at_random_batches_ends_with_the_same_bits(
+def test_a_run_that_is_killed_then_interrupted_at_random_batches_is_bit_identical(
     method: str, killed: Path
 ) -> None:
     chosen, cut, whole = cell(method), killed / method, killed / f"{method}-whole"
@@ -186,7 +186,9 @@ def truncate(file: Path, share: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.pt", "batches.jsonl"])
-def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_truncated_file_falls_back_and_the_run_is_bit_identical(
+    name: str, tmp_path: Path
+) -> None:
     run_cell(cell(), RunFolder(tmp_path / "whole"))
     interrupted(tmp_path / "cut", 8, checkpoint="2")
     truncate(tmp_path / "cut" / name)
@@ -194,7 +196,7 @@ def test_a_truncated_file_falls_back_and_ends_with_the_same_bits(name: str, tmp_
     assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_is_logged(tmp_path: Path) -> None:
     interrupted(tmp_path, 8, checkpoint="3")  # checkpoints at 3, 6 and, stopping, 9 batches
     truncate(tmp_path / "state.pt")
     run_cell(cell(), RunFolder(tmp_path))
@@ -203,7 +205,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path:
     assert "resumed after 6 of 15 batches" in log
 
 
-def test_with_both_checkpoints_damaged_the_stream_begins_anew_and_says_so(tmp_path: Path) -> None:
+def test_with_both_checkpoints_damaged_the_stream_restarts_and_this_is_logged(
+    tmp_path: Path,
+) -> None:
     interrupted(tmp_path / "cut", 8, checkpoint="3")
     truncate(tmp_path / "cut" / "state.pt")
     (tmp_path / "cut" / "state.previous.pt").write_bytes(b"nonsense")
@@ -302,7 +306,7 @@ def test_a_method_built_another_way_cannot_take_the_state(tmp_path: Path) -> Non
         resume(RunFolder(tmp_path), opened.method(), opened.stream())
 
 
-def test_tensorboard_is_written_beside_the_lines(tmp_path: Path) -> None:
+def test_tensorboard_is_written_in_addition_to_the_lines(tmp_path: Path) -> None:
     from ctta_bench.run.loggers import make_loggers
 
     run_cell(cell(), RunFolder(tmp_path), RunOptions(loggers=make_loggers(("tensorboard",))))

@@ -94,7 +94,7 @@ def test_an_experiment_of_the_package_can_be_pointed_at_the_embedded_benchmark(n
 
 
 def test_the_main_tables_on_the_embedded_benchmark_are_cells_of_its_own_experiment():
-    """docs/results/paid.md says so, and prints no second table of them."""
+    """As docs/results/paid.md states, without a second table of them."""
     options = {"benchmarks": ("fashion_c",), "preset": "default"}
     stream = {"seeds": (0,), "overrides": {"benchmark.examples": 100}}
     asked = {c.id for c in expand(load_experiment("paper/main_imagenet_c"), **options, **stream)}
@@ -162,7 +162,7 @@ def test_an_exclusion_leaves_out_the_cells_that_have_all_of_its_values(tmp_path)
     assert {c.hyperparameters.lr for c in cells[1:]} == {0.1}
 
 
-def test_an_exclusion_of_nothing_is_told_beside_the_other_problems(tmp_path):
+def test_an_exclusion_of_nothing_is_reported_with_the_other_problems(tmp_path):
     described = write(
         tmp_path,
         "methods: [tnet]\nbenchmarks: [fashion_c]\nexclude: [{method: sar}]\n",
@@ -171,7 +171,7 @@ def test_an_exclusion_of_nothing_is_told_beside_the_other_problems(tmp_path):
         expand(described)
 
 
-def test_single_cells_join_the_product_or_stand_alone(tmp_path):
+def test_single_cells_are_added_to_the_product_or_replace_it(tmp_path):
     text = "cells: [{method: tent, benchmark: fashion_c, seed: 7, set: {lr: 0.5}}]\n"
     (alone,) = expand(write(tmp_path, text))
     assert (alone.request.seed, alone.hyperparameters.lr) == (7, 0.5)

@@ -1,6 +1,6 @@
 """Every experiment file of the paper and of its controls, on the embedded benchmark to its report.
 
-A few images of two corruptions stand for the streams; cells, sweeps, warm-ups, kept models, tables
+A few images of two corruptions replace the streams; cells, sweeps, warm-ups, kept models, tables
 and figures are those of the files.
 """
 
@@ -19,7 +19,7 @@ OF_SEGMENTATION = {"paper/main_acdc"}
 NAMES = {n for n in experiment_files() if n.startswith(("paper/", "controls/"))} - OF_SEGMENTATION
 # The rest take minutes together.
 FAST = {"paper/geometry", "controls/wrong_side"}
-# What a page must hold beside its table of methods, in small letters.
+# What a page must contain in addition to its table of methods, in lower case.
 NEEDED = {
     "paper/geometry": ["geometry of adapted weights", "by construction"],
     "paper/attention": ["attention of fashion_vit"],
@@ -52,7 +52,7 @@ def test_the_experiment_runs_to_its_report(
     # 25 images at four turns are enough to fine-tune on.
     read = fashion_rotation.read
     monkeypatch.setattr(fashion_rotation, "read", lambda split: [a[:25] for a in read(split)])
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app,
         [
             *("grid", name, "--benchmark", "fashion_c", "--preset", "default", "--seeds", "0"),
@@ -60,7 +60,7 @@ def test_the_experiment_runs_to_its_report(
             *("--device", "cpu", "--workers", "0", "--quiet"),
         ],
     )
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     (directory,) = (tmp_path / "runs").iterdir()
     folders = [f.parent for f in directory.glob("*/cell.yaml")]
     assert all((folder / "result.json").is_file() for folder in folders)
@@ -83,8 +83,8 @@ def test_an_experiment_of_segmentation_runs_three_rounds_on_the_embedded_streets
     monkeypatch.setattr(streets_acdc, "SOURCE_IMAGES", 4)
     words = ["grid", name, "--benchmark", "streets_acdc", "--preset", "default", "--seeds", "0"]
     few = ["--set", "benchmark.examples=2", "--device", "cpu", "--workers", "0", "--quiet"]
-    told = CliRunner().invoke(app, [*words, *few])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, [*words, *few])
+    assert result.exit_code == 0, result.output
     runs = Path("runs") / Path(name).name
     entries = load_experiment(name).methods
     methods = {entry.name for entry in entries}
@@ -108,16 +108,16 @@ def test_an_experiment_of_segmentation_runs_three_rounds_on_the_embedded_streets
     assert [name.split("-")[-1] for name in pictures] == ["fog", "night", "rain", "snow"]
 
 
-def test_fewer_source_images_than_asked_for_are_told_in_run_and_report(
+def test_fewer_source_images_than_requested_are_noted_in_run_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", "paid", "fashion_c", "--set", "source_samples=3000", "--set", "examples=4"]
     domain = ["--set", "domains=[fog]", "--device", "cpu"]
-    told = CliRunner().invoke(app, [*words, *domain])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, [*words, *domain])
+    assert result.exit_code == 0, result.output
     sentence = "3,000 source images requested, 1,000 available"
-    assert f"note: {sentence}" in told.stderr
+    assert f"note: {sentence}" in result.stderr
     page = CliRunner().invoke(app, ["report", "runs/single"])
     assert page.exit_code == 0
     assert f"paid: {sentence}." in next(Path("runs").rglob("*.html")).read_text(encoding="utf-8")

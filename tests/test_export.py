@@ -90,7 +90,7 @@ def test_making_the_plain_form_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), WITHOUT_PLAIN_FORM.items())
-def test_a_method_without_a_plain_form_says_why(name: str, reason: str) -> None:
+def test_a_method_without_a_plain_form_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(MethodError, match=f"has no plain network .*{reason}"):
         plain_state(build(name, **METHODS.get(name).checked_with))
 
@@ -177,7 +177,7 @@ def test_a_done_cell_without_its_models_asks_for_force(folder: RunFolder) -> Non
     assert models(folder) == {}
 
 
-def test_a_grid_says_so_of_its_done_cells(tmp_path: Path, toy: None) -> None:
+def test_a_grid_reports_this_for_its_done_cells(tmp_path: Path, toy: None) -> None:
     file = tmp_path / "kept.yaml"
     text = "methods: [source]\nbenchmarks: [toy]\nset: {examples: 8}\n"
     file.write_text(text, encoding="utf-8")
@@ -225,7 +225,7 @@ def test_an_interrupted_run_ends_with_the_same_models(
         assert all(torch.equal(value, found[name][key]) for key, value in state.items())
 
 
-def test_a_run_that_kept_nothing_before_it_was_interrupted_cannot_go_on_keeping(
+def test_a_run_that_saved_nothing_before_it_was_interrupted_cannot_save_later(
     folder: RunFolder,
 ) -> None:
     nothing = resolve(request(keep_models="none"))
@@ -278,7 +278,7 @@ def test_an_exported_model_can_be_run(kept: Path, tmp_path: Path, folder: RunFol
     assert result["model_sha256"] != resolve(request()).record["model"]["sha256"]
 
 
-def test_mistakes_of_an_export_are_told_in_a_sentence(kept: Path, tmp_path: Path) -> None:
+def test_mistakes_of_an_export_are_refused_with_a_sentence(kept: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     with pytest.raises(ConfigError, match=r"out.pt: an export is a .safetensors file"):
         export(kept, tmp_path / "out.pt")
@@ -294,7 +294,9 @@ def test_mistakes_of_an_export_are_told_in_a_sentence(kept: Path, tmp_path: Path
     assert out.stat().st_size > 0
 
 
-def test_a_run_that_kept_nothing_says_how_to_keep(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_export_of_a_run_without_models_names_the_option(
+    folder: RunFolder, tmp_path: Path
+) -> None:
     run_cell(resolve(request(method="source", set={}, keep_models="none")), folder)
     with pytest.raises(RunError, match="has no saved model; rerun it with --keep-models last"):
         export(folder.path, tmp_path / "out.safetensors")
@@ -323,8 +325,8 @@ def test_the_command_keeps_and_exports(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
     (cell,) = (tmp_path / "runs/single").iterdir()
     call = ["export", str(cell), "out.safetensors"]
-    told = CliRunner().invoke(app, call)
-    assert told.exit_code == 0, told.output
-    assert "out.safetensors" in told.output
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 0, result.output
+    assert "out.safetensors" in result.output
     network_of(safetensors.torch.load_file(tmp_path / "out.safetensors"))
     assert CliRunner().invoke(app, call).exit_code == 2  # the file is in the way

@@ -1,4 +1,4 @@
-"""Accuracy on source images along the stream: what is told, and that nothing is touched."""
+"""The forgetting probe: what is recorded, and that no result changes."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_method_that_is_moved_by_predicting_is_set_back(monkeypatch: pytest.Mo
     assert method.seen == 0  # type: ignore[attr-defined]
 
 
-def test_probes_change_no_result_and_stand_in_it(tmp_path: Path) -> None:
+def test_probes_change_no_result_and_are_recorded(tmp_path: Path) -> None:
     plain = run_cell(cell(), RunFolder(tmp_path / "plain"))
     probed = run_cell(cell(probe="domains"), RunFolder(tmp_path / "probed"))
     probes = probed.pop("source_probes")
@@ -83,7 +83,7 @@ def test_probes_change_no_result_and_stand_in_it(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_rounds_are_probed_at_their_ends_and_a_run_that_goes_on_probes_none_twice(
+def test_rounds_are_probed_at_their_ends_and_a_resumed_run_probes_none_twice(
     tmp_path: Path,
 ) -> None:
     settings = {"labeller": "toy_vit", **SMALL, "benchmark.rounds": 2}

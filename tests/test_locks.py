@@ -41,7 +41,7 @@ def owned_by(folder: Path, owner: dict[str, Any], age: float = 0.0) -> Path:
 
 
 def ended_process() -> dict[str, Any]:
-    """What the owner's file of a process that is no more says."""
+    """The owner's file of a process that has ended."""
     code = (
         "import json; from ctta_bench.record.owner import this_process; "
         "print(json.dumps(this_process()))"
@@ -174,10 +174,10 @@ def test_a_race_for_a_cell_has_one_winner(tmp_path: Path) -> None:
         assert send
         send.write("go\n")
         send.flush()
-    told = sorted(out.readline() for _, out in streams if out)
+    outcomes = sorted(out.readline() for _, out in streams if out)
     for racer in racers:
         racer.communicate("end\n", timeout=30)
-    assert told == ["lost\n"] * 3 + ["won\n"]
+    assert outcomes == ["lost\n"] * 3 + ["won\n"]
 
 
 @pytest.mark.parametrize("ours", [-600.0, 0.0, 600.0])
@@ -186,7 +186,7 @@ def test_a_race_for_a_cell_has_one_winner(tmp_path: Path) -> None:
 def test_status_and_takeover_agree_whatever_the_clocks_of_two_hosts_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: float, theirs: float, lives: bool
 ) -> None:
-    """The file has its time from the file system; what stands in it is by the owner's clock."""
+    """The file's time is from the file system; its content has times of the owner's clock."""
     folder = tmp_path / "trial" / "tent-toy"
     folder.mkdir(parents=True)
     silence, now = 0.0 if lives else 100.0, time.time()
@@ -234,6 +234,6 @@ def test_the_clock_of_a_file_system_is_read_once_for_many_cells_and_only_if_it_d
     assert read == [tmp_path]
 
 
-def test_an_owner_says_where_it_runs() -> None:
+def test_an_owner_records_where_it_runs() -> None:
     assert this_process()["host"] == socket.gethostname()
     assert locks.describe({}) == "another process"

@@ -38,7 +38,7 @@ def test_one_that_is_not_installed_names_its_extra(module, tmp_path, monkeypatch
         log(name, tmp_path)
 
 
-def test_wandb_writes_an_offline_run_beside_the_lines(tmp_path, monkeypatch):
+def test_wandb_writes_an_offline_run_in_addition_to_the_lines(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log("wandb", tmp_path)

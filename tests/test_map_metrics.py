@@ -133,7 +133,7 @@ def test_half_precision_is_scored_in_single() -> None:
     assert torch.equal(predicted_maps(logits, (11, 13)), predicted_maps(logits.float(), (11, 13)))
 
 
-def test_a_label_out_of_range_is_told() -> None:
+def test_a_label_out_of_range_is_refused() -> None:
     with pytest.raises(DataError, match="holds the value 7, but the classes are 0 to 3"):
         confusion(maps("0000"), maps("0007"))
 

@@ -67,21 +67,19 @@ def test_a_new_option_is_a_key_of_experiment_files_and_of_the_docs(
 ) -> None:
     (tmp_path / "e.yaml").write_text("methods: [tent]\nbenchmarks: [fashion_c]\nshade: dark\n")
     (tmp_path / "bad.yaml").write_text("methods: [tent]\nbenchmarks: [fashion_c]\nshade: grey\n")
-    told = with_one_more(
+    result = with_one_more(
         "from ctta_bench.config.experiment import load_experiment, requested\n"
         "print([values['shade'] for values in requested(load_experiment('e.yaml'))])\n"
         "from docs_tables import cell_table, key_table\n"
         "print(key_table()); print(cell_table())\n" + COMMAND.format(["grid", "bad.yaml"])
     )
-    assert "['dark']" in told
-    assert "| `shade` | of the curtains: `dark` or `light` | `light` |" in told
-    assert "| `shade` | of the curtains | `dark`, `light` | `light` | run, grid, file |" in told
-    assert "bad.yaml.shade: 'grey': input should be 'dark' or 'light'." in told
+    assert "['dark']" in result
+    assert "| `shade` | of the curtains: `dark` or `light` | `light` |" in result
+    assert "| `shade` | of the curtains | `dark`, `light` | `light` | run, grid, file |" in result
+    assert "bad.yaml.shade: 'grey': input should be 'dark' or 'light'." in result
 
 
-def test_a_new_option_stands_in_the_record_where_it_is_not_the_default(
-    tmp_path: Path, with_one_more
-) -> None:
+def test_a_new_option_is_recorded_if_it_is_not_the_default(tmp_path: Path, with_one_more) -> None:
     options = ["source", "toy", "--plugin", str(TOY), "--out", "out"]
     with_one_more(COMMAND.format(["run", *options, "--shade", "dark"]))
     with_one_more(COMMAND.format(["run", *options]))

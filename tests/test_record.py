@@ -127,11 +127,11 @@ def spelled(source: str) -> set[str]:
     if not NAME.search(source):
         return set()
     tree = ast.parse(source)
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = [
         str(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and id(node) not in told
+        if isinstance(node, ast.Constant) and id(node) not in docstrings
     ]
     return {found for text in texts for found in NAME.findall(text)}
 

@@ -13,7 +13,7 @@ from ctta_bench.analysis.tables.geometry import scientific
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re.DOTALL)
 
-# The column of a printed table that is held against the stored one: its name there, its form here.
+# The column of a printed table that is compared with the stored one: its name there, its form here.
 SHOWN = {
     "mean": ("mean", "{:.1f}".format),
     "best": ("best", "{:.2f}".format),
@@ -88,7 +88,7 @@ def test_what_the_index_links_is_made_by_the_command():
     assert all((RESULTS / file).is_file() for file in SCRIPT.FILES)
 
 
-def test_every_experiment_behind_a_file_is_run_by_its_page():
+def test_every_experiment_of_a_file_is_run_by_its_page():
     for file, (name, *_) in SCRIPT.FILES.items():
         page = (RESULTS / f"{file.partition('/')[0]}.md").read_text("utf-8")
         run = " ".join(SCRIPT.commands(page))
@@ -103,7 +103,7 @@ def test_a_page_s_commands_are_whole_lines_without_comments():
     assert SCRIPT.commands(text) == ["A=1 ctta-bench grid x --seeds 0", "ctta-bench report runs/x"]
 
 
-def test_a_marked_table_is_printed_anew_in_the_columns_that_it_has():
+def test_a_marked_table_is_replaced_in_the_columns_that_it_has():
     old = "| method | mean |\n| --- | ---: |\n| old | 1 |"
     page = f"a\n<!-- table: p/x.csv -->\n\n{old}\n<!-- /table -->\nb\n"
     table = "Caption\n\n| method | fog | mean |\n| --- | ---: | ---: |\n| tent | 3 | **2** |\n"

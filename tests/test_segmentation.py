@@ -1,4 +1,4 @@
-"""Segmentation through the engine: maps as labels, mIoU, the same bits on resuming."""
+"""Segmentation through the engine: maps as labels, mIoU, bit-identical resume."""
 
 import json
 from pathlib import Path
@@ -110,9 +110,7 @@ def test_neither_batch_size_nor_order_of_images_changes_the_miou(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch", [0, 9])
-def test_an_interrupted_run_ends_with_the_same_bits_and_pictures(
-    batch: int, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_bit_identical_with_its_pictures(batch: int, tmp_path: Path) -> None:
     chosen = cell("tent", set={"rounds": 2})
     run_cell(chosen, RunFolder(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
@@ -157,13 +155,13 @@ def test_a_stream_without_any_labelled_pixel_has_no_mean(tmp_path: Path) -> None
     assert result["mean"] is None
 
 
-def test_the_record_tells_the_task_and_how_images_are_seen(tmp_path: Path) -> None:
+def test_the_record_contains_the_task_and_how_images_are_seen(tmp_path: Path) -> None:
     run_cell(cell(), RunFolder(tmp_path))
     record = yaml.safe_load((tmp_path / "cell.yaml").read_text())["benchmark"]
     assert (record["task"], record["inference"]) == ("segmentation", "whole")
 
 
-def test_a_cell_of_classification_says_nothing_of_tasks() -> None:
+def test_a_cell_of_classification_has_no_task_in_its_record() -> None:
     record = resolve(CellRequest(method="source", benchmark="toy")).record["benchmark"]
     assert not {"task", "inference", "scale"} & set(record)
 
@@ -196,7 +194,7 @@ def test_settings_that_need_a_class_of_each_image_are_refused(setting: str) -> N
 
 
 @pytest.mark.parametrize("setting", ["reset", "mixed", "cdc", "smooth"])
-def test_other_settings_serve_segmentation(setting: str, tmp_path: Path) -> None:
+def test_other_settings_support_segmentation(setting: str, tmp_path: Path) -> None:
     result = run_cell(cell(set={"setting": setting}), RunFolder(tmp_path))
     assert {d["domain"]: d["n"] for d in result["rounds"][0]["domains"]} == {
         "clean": 7, "dark": 7, "noise": 7,
@@ -225,7 +223,7 @@ def test_labelled_source_batches_carry_maps() -> None:
     assert torch.equal(shown, images.load(order) / 255)
 
 
-def test_a_source_set_without_maps_serves_no_method_that_reads_labels() -> None:
+def test_a_source_set_without_maps_is_refused_for_methods_that_read_labels() -> None:
     class Unlabelled(BENCHMARKS.get("toy_maps")):  # type: ignore[misc]
         def source(self) -> Any:
             images = super().source()
@@ -240,7 +238,7 @@ def test_a_source_set_without_maps_serves_no_method_that_reads_labels() -> None:
         source_data(Unlabelled(), method, 0)
 
 
-def test_a_source_set_is_told_by_its_maps_too() -> None:
+def test_a_source_set_is_distinguished_by_its_maps_too() -> None:
     images = BENCHMARKS.get("toy_maps")().source()
     order = np.arange(7)
     changed = images.label_maps.copy()

@@ -1,4 +1,4 @@
-"""Source statistics: made once for a model and its source images, the same to the bit, checked."""
+"""Source statistics: made once for a model and its source images, bit-identical, checked."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_what_decides_the_statistics_has_a_file_of_its_own(
     assert len(stored(tmp_path)) == 2
 
 
-def test_other_images_under_the_same_name_are_told_apart() -> None:
+def test_other_images_under_the_same_name_are_distinguished() -> None:
     images = torch.arange(2 * 3 * 4, dtype=torch.uint8).view(2, 3, 2, 2).numpy()
     labels = torch.tensor([0, 1]).numpy()
     order = torch.tensor([1, 0]).numpy()
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_made_again_and_that_is_said(share: float, tmp_path: P
     assert file.read_bytes() == whole
 
 
-def test_the_log_of_the_run_says_that_a_file_was_damaged(tmp_path: Path) -> None:
+def test_the_log_of_the_run_reports_a_damaged_file(tmp_path: Path) -> None:
     statistics(cell(tmp_path))
     stored(tmp_path)[0].write_bytes(b"nonsense")
     run_cell(cell(tmp_path), RunFolder(tmp_path / "run"))

@@ -85,7 +85,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("step", [1, 3, 5])
 @pytest.mark.usefixtures("dropping")
-def test_an_interrupted_training_ends_with_the_bits_of_a_whole_one(
+def test_an_interrupted_training_is_bit_identical(
     model: str, recipe: dict[str, Any], step: int, tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
@@ -152,16 +152,16 @@ def test_the_embedded_models_recipes_take_the_steps_that_made_the_shipped_weight
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_recipes_of_the_embedded_models_are_those_beside_the_shipped_weights(name: str) -> None:
-    told = json.loads((EMBEDDED / f"{name}.json").read_text())["recipe"]
+def test_the_recipes_of_the_embedded_models_are_those_stored_with_the_weights(name: str) -> None:
+    stored = json.loads((EMBEDDED / f"{name}.json").read_text())["recipe"]
     recipe = recipe_for(name)
-    assert (recipe.epochs, recipe.batch_size) == (told["epochs"], told["batch"])
-    assert (recipe.lr, recipe.weight_decay) == (told["lr"], told["weight_decay"])
-    assert (recipe.teacher, recipe.optimizer) == (told["teacher"], told["optimizer"].lower())
+    assert (recipe.epochs, recipe.batch_size) == (stored["epochs"], stored["batch"])
+    assert (recipe.lr, recipe.weight_decay) == (stored["lr"], stored["weight_decay"])
+    assert (recipe.teacher, recipe.optimizer) == (stored["teacher"], stored["optimizer"].lower())
     assert (recipe.warmup, recipe.augmentation, recipe.stored) == (0.05, "flip", "float16")
 
 
-def test_training_learns_and_tells_of_each_epoch(tmp_path: Path) -> None:
+def test_training_learns_and_reports_each_epoch(tmp_path: Path) -> None:
     images = toy.Toy().source()
     learning = dataclasses.replace(task("toy_cnn", epochs=30, lr=0.01), test=images)
     steps = Steps()
@@ -191,7 +191,7 @@ def test_shifted_images_are_windows_of_the_zero_padded_ones() -> None:
         assert torch.equal(moved[number], window)
 
 
-def test_each_image_of_a_batch_is_mirrored_or_not_and_the_teacher_told() -> None:
+def test_each_image_of_a_batch_is_mirrored_or_not_and_its_teacher_target_too() -> None:
     index = torch.arange(40)
     images, targets = TrainingBatches(task(teacher="toy_cnn"), CPU).batch(index)
     plain = toy.Toy().source().load(index.numpy()) / 255
@@ -204,7 +204,7 @@ def test_each_image_of_a_batch_is_mirrored_or_not_and_the_teacher_told() -> None
     torch.testing.assert_close(targets, (labels + taught) / 2)
 
 
-def test_a_label_out_of_range_is_told() -> None:
+def test_a_label_out_of_range_is_refused() -> None:
     images, labels = toy.labelled(2, "toy_vit")
     wrong = dataclasses.replace(task(), train=ArrayImages(images, labels + 3))
     with pytest.raises(DataError, match=r"a label is out of 0\.\.9"):
@@ -307,14 +307,14 @@ def test_a_checkpoint_of_another_training_is_refused(other: Any, stopped: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"<html>", None])
-def test_a_damaged_checkpoint_is_told(content: bytes | None, stopped: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(content: bytes | None, stopped: Path) -> None:
     file = stopped.with_suffix(".training.pt")
     file.write_bytes(file.read_bytes()[:500] if content is None else content)
     with pytest.raises(RunError, match=r"m\.training\.pt: is damaged"):
         train_source(task(), stopped)
 
 
-def test_force_goes_on_with_its_own_checkpoint_and_leaves_another_ones_aside(
+def test_force_resumes_from_its_own_checkpoint_and_ignores_others(
     stopped: Path,
 ) -> None:
     own, other = Steps(), Steps()
@@ -337,7 +337,7 @@ def test_two_processes_never_train_one_file(tmp_path: Path) -> None:
 # -- label maps
 
 
-def test_an_interrupted_training_of_a_segmentor_ends_with_the_bits_of_a_whole_one(
+def test_an_interrupted_training_of_a_segmentor_is_bit_identical(
     tmp_path: Path,
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
@@ -351,7 +351,7 @@ def test_an_interrupted_training_of_a_segmentor_ends_with_the_bits_of_a_whole_on
     assert resumed["sha256"] == record["sha256"]
 
 
-def test_a_segmentor_learns_and_its_card_tells_the_miou(tmp_path: Path) -> None:
+def test_a_segmentor_learns_and_its_card_contains_the_miou(tmp_path: Path) -> None:
     images = toy_maps.ToyMaps().source()
     learning = dataclasses.replace(map_task(epochs=10, lr=0.02), test=images)
     steps = Steps()
@@ -418,7 +418,7 @@ def test_what_maps_do_not_know_is_refused(recipe: dict[str, Any]) -> None:
         TrainingBatches(map_task(**recipe), CPU)
 
 
-def test_an_unknown_value_in_a_map_is_told() -> None:
+def test_an_unknown_value_in_a_map_is_refused() -> None:
     images, maps = toy_maps.labelled(2)
     wrong = dataclasses.replace(map_task(), train=ArrayMaps(images, np.full_like(maps, 33)))
     with pytest.raises(
@@ -464,12 +464,12 @@ def test_a_segmentation_benchmark_brings_its_training_maps() -> None:
         ("toy_vit", {"teacher": "toy_cnn", "augmentation": "crop_flip"}, "no crop_flip"),
     ],
 )
-def test_a_wrong_recipe_is_told(model: str, overrides: dict[str, Any], message: str) -> None:
+def test_a_wrong_recipe_is_refused(model: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         recipe_for(model, overrides)
 
 
-def test_a_timm_model_starts_from_its_own_weights_unless_told_otherwise() -> None:
+def test_a_timm_model_starts_from_its_own_weights_by_default() -> None:
     assert recipe_for("timm:resnet18.a1_in1k").start == "timm:resnet18.a1_in1k"
     assert recipe_for("timm:resnet18.a1_in1k", {"start": ""}).start == ""
     assert recipe_for("CIFAR10-ViT-base").start.startswith("timm:vit_base_patch16_384.augreg_in21k")
@@ -498,7 +498,7 @@ def test_a_model_that_the_command_trained_is_run_with(tmp_path: Path) -> None:
         (["fashion_c", "--preprocessing", "raw"], "choose 'true' or 'lineage'"),
     ],
 )
-def test_what_cannot_be_trained_is_told_in_one_sentence(
+def test_what_cannot_be_trained_is_refused_with_one_sentence(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

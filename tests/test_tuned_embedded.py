@@ -24,7 +24,7 @@ TUNED = [
 searched = pytest.mark.parametrize(("method", "model", "entry"), TUNED)
 
 
-def test_every_method_that_serves_the_embedded_vit_and_has_something_to_search_was_searched() -> (
+def test_every_method_that_supports_the_embedded_vit_and_has_something_to_search_was_searched() -> (
     None
 ):
     found = {method for method, model, _ in (p.values for p in TUNED) if model == "fashion_vit"}

@@ -223,7 +223,7 @@ def test_nothing_is_chosen_while_another_process_has_a_trial(
     assert not Path("runs/tune_toy/tuned.yaml").exists()
 
 
-def test_a_method_whose_trials_all_fail_is_told_and_the_others_are_written(tune: Any) -> None:
+def test_a_method_whose_trials_all_fail_is_reported_and_the_others_are_written(tune: Any) -> None:
     done = tune("norm", "tent", "--budget", "2")  # a ViT has no BatchNorm
     assert done.exit_code == 1
     assert "norm: every trial failed" in done.stderr

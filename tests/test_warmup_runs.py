@@ -91,7 +91,7 @@ def warmup_folder(directory: Path) -> Path:
 # -- one cell
 
 
-def test_a_run_makes_the_warm_up_that_it_lacks_in_a_folder_beside_it(finished: Path) -> None:
+def test_a_run_makes_its_missing_warm_up_in_a_folder_next_to_it(finished: Path) -> None:
     folder = warmup_folder(finished)
     names = {file.name for file in folder.iterdir()} - {".lock"}
     expected = {"cell.yaml", "batches.jsonl", "env.json", "log.txt", "result.json"}
@@ -130,7 +130,7 @@ def test_status_shows_a_warm_up_and_reports_take_it_for_no_result(finished: Path
     assert (list(runs.cells["cell"]), runs.left_out) == ([cell().id], [])
 
 
-def test_an_interrupted_warm_up_ends_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
+def test_an_interrupted_warm_up_is_bit_identical(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(cell(), tmp_path, loggers=[StopAt(3)])
     folder = warmup_folder(tmp_path)
@@ -150,7 +150,7 @@ def test_an_interrupt_within_the_last_update_ends_after_the_warm_up(tmp_path: Pa
 
 
 @pytest.mark.parametrize("keep", [0, 100])
-def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
+def test_a_damaged_checkpoint_of_a_warm_up_restarts_it(
     keep: int, finished: Path, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path / cell().warmup["id"])
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_of_a_warm_up_begins_it_anew(
     assert learnt.read_bytes() == (expected / "warmup.safetensors").read_bytes()
 
 
-def test_a_failed_warm_up_says_why_in_both_folders(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_warm_up_is_recorded_in_both_folders(tmp_path: Path) -> None:
     from ctta_bench.method.warmup import Warmup
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match="no space"):
@@ -225,7 +225,7 @@ def test_a_second_cell_takes_the_warm_up_that_is_there(copied: Path) -> None:
 
 
 def test_a_warm_up_of_another_model_is_refused_in_one_sentence(copied: Path) -> None:
-    """The file of one model's warm-up, laid into the folder of another's."""
+    """The file of one model's warm-up, copied into the folder of another's."""
     folder, record = RunFolder(warmup_folder(copied)), json.loads(json.dumps(cell().warmup))
     record["model"]["sha256"] = 64 * "0"
     with pytest.raises(RunError, match=r"is the warm-up of another model; delete the folder.*\.$"):
@@ -279,18 +279,18 @@ def test_a_grid_without_warm_ups_has_no_other_cells() -> None:
     assert [c.request.adapt for c in experiment({"warmup_epochs": 0})] == [True]
 
 
-def test_rows_tell_the_warm_up_only_from_the_adapted_and_from_the_cold(copied: Path) -> None:
+def test_rows_distinguish_warm_up_only_adapted_and_without_warm_up(copied: Path) -> None:
     cells = experiment({}, {"lr": 0.5}, {"warmup_epochs": 0})
-    told: list[str] = []
+    events: list[str] = []
     outcome = run_grid(
         cells,
         copied,
         RunOptions(),
         make_loggers=lambda step: (),
-        on_step=lambda number, step, state: told.append(f"{number} {state}"),
+        on_step=lambda number, step, state: events.append(f"{number} {state}"),
     )
     assert (len(outcome.done), len(outcome.kept), outcome.warmups) == (3, 1, [])
-    assert told[0] == "0 kept"  # the warm-up
+    assert events[0] == "0 kept"  # the warm-up
     (group,) = load(copied).groups()
     labels = {row.label: row for row in rows(group)}
     assert set(labels) == {
@@ -381,10 +381,10 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
     (group,) = load(tmp_path).groups()
     names = {row.label for row in rows(group)}
     assert names == {"source", "vida", "vida with warm-up", "vida (warm-up only)"}
-    told = footnotes(group, rows(group))
+    notes = footnotes(group, rows(group))
     warmed = "vida (warm-up only), vida with warm-up"
-    assert f"Trained on source images before the stream (warm-up): {warmed}." in told
-    assert f"Before the stream, labelled source images were read by {warmed}." in told
+    assert f"Trained on source images before the stream (warm-up): {warmed}." in notes
+    assert f"Before the stream, labelled source images were read by {warmed}." in notes
     read = [json.loads((tmp_path / c.id / "result.json").read_text()) for c in chosen]
     assert [r["source_access"] for r in read] == ["none", "none", "labelled", "labelled"]
     assert len({r["model_sha256"] for r in read}) == 1  # the source model is one and the same
@@ -409,7 +409,7 @@ def test_what_a_warm_up_left_is_no_source_model(method: str, finished: Path) -> 
 def test_a_checkpoint_with_adapters_is_refused_by_name(
     method: str, inner: str, added: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    """As official warm-ups come: the source weights, some under other names, adapters beside."""
+    """As in official warm-ups: source weights, some under other names, and adapters."""
     from ctta_bench.registry import MODELS
 
     plain = MODELS.get("toy_vit")().state_dict()

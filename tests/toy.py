@@ -39,7 +39,7 @@ def toy_cnn() -> nn.Module:
             nn.Flatten(),
             nn.Linear(24 * 9, CLASSES),
         )
-        network(pictures(64) * 2 - 1)  # training mode: lays down the running statistics
+        network(pictures(64) * 2 - 1)  # training mode: sets the running statistics
     network.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     return network.eval()
 

@@ -1,4 +1,4 @@
-"""A benchmark of label maps of a second: what a tiny segmentor says of clean pictures is right.
+"""A benchmark of label maps that runs in a second; a tiny segmentor's outputs define its labels.
 
 So the source model is right on every clean pixel, and errors come from the domains alone. Labels
 are twice as large as the images, a part of them is ignored. It is a plug-in like a user's.

@@ -73,7 +73,7 @@ def fill(disk: Path, name: str) -> Path:
     return file
 
 
-def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_goes_on(
+def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_resumes(
     disk: Path, tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     runs = disk / "runs"
@@ -82,8 +82,8 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_goes_on(
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2, *options)
     cell = until(lambda: next((c for c in runs.glob("slow-*") if batches(c) >= 4), None))
     filling = [fill(disk, "first")]
-    told, errors = launcher.communicate(timeout=120)
-    assert launcher.returncode == 1, told + errors
+    output, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1, output + errors
     assert "No space left on device" in errors and "Traceback" not in errors
     assert_nothing_half_written(runs)
     filling.append(fill(disk, "second"))  # what was half-written has made room
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_goes_on(
     assert "resumed after" in (cell / "log.txt").read_text()
 
 
-def test_output_that_becomes_read_only_fails_the_cell_and_the_same_command_goes_on(
+def test_output_that_becomes_read_only_fails_the_cell_and_the_same_command_resumes(
     tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     file, runs = write(tmp_path, slow(0.2)), tmp_path / "runs"
@@ -110,8 +110,8 @@ def test_output_that_becomes_read_only_fails_the_cell_and_the_same_command_goes_
     mount("--bind", runs, runs)
     try:
         mount("-o", "remount,ro,bind", runs)
-        told, errors = launcher.communicate(timeout=120)
-        assert launcher.returncode == 1, told + errors
+        output, errors = launcher.communicate(timeout=120)
+        assert launcher.returncode == 1, output + errors
         assert "Read-only file system" in errors and "Traceback" not in errors
         refused = grid(file, *options)
         assert (refused.exit_code, "Read-only file system" in refused.stderr) == (2, True)
@@ -191,7 +191,7 @@ def test_the_newest_launch_is_the_last_one_even_if_the_clock_was_set_back(
     assert [found.folder for found in launches(tmp_path)] == made
 
 
-def test_a_living_run_of_this_host_is_running_whatever_the_clock_says(
+def test_a_living_run_of_this_host_is_running_whatever_the_clock_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path / "cell")

@@ -1,4 +1,4 @@
-"""How cells stand by their folders and by what Slurm says: a table of both on PATH, faked."""
+"""Status of cells by their folders and by Slurm, whose commands are faked on PATH."""
 
 import json
 import os
@@ -28,7 +28,7 @@ Ask = Callable[..., None]
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Programs of Slurm that print what they are told to."""
+    """Programs of Slurm that print given text."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -79,7 +79,7 @@ def state(directory: Path, cell: str = "tent-a") -> tuple[str, str]:
         (0, "", None, "missing"),
     ],
 )
-def test_a_cell_without_result_stands_as_its_job_does(
+def test_a_cell_without_result_has_the_state_of_its_job(
     done: int,
     squeue: str,
     sacct: str | None,
@@ -101,7 +101,7 @@ def test_a_cell_without_result_stands_as_its_job_does(
         ("SIGTERM", ("missing", "stopped by SIGTERM after 4 of 10 batches; `grid` resumes it")),
     ],
 )
-def test_a_cell_that_was_told_to_stop_and_is_not_queued_again_says_where_it_is(
+def test_a_cell_that_was_stopped_and_is_not_requeued_shows_its_progress(
     signal: str, expected: tuple[str, str], make: Make, slurm: Ask, tmp_path: Path
 ) -> None:
     make("tent-a", 4)
@@ -183,7 +183,7 @@ def test_a_failure_is_shown_with_its_first_line_and_the_log(
     assert line.log == str(launch.log(0))
 
 
-def test_attempts_and_the_last_signal_are_told_of_cells_that_are_done_too(
+def test_attempts_and_the_last_signal_are_shown_for_done_cells_too(
     make: Make, tmp_path: Path
 ) -> None:
     before = [{"outcome": "interrupted", "signal": "SIGUSR2"}, {"outcome": "lost"}]

@@ -106,8 +106,8 @@ def test_a_pool_holds_its_size_and_gives_each_worker_its_accelerator(
     assert result.exit_code == 0, result.output
     assert "5 cells run" in result.stdout
     assert most == [2]  # without --jobs: one a device
-    told = sorted(file.read_text().split()[0] for file in (tmp_path / "seen").iterdir())
-    assert told == ["2", "5"]
+    devices = sorted(file.read_text().split()[0] for file in (tmp_path / "seen").iterdir())
+    assert devices == ["2", "5"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
         assert len(chosen.outcome.kept) == (0 if alone else 2)
 
 
-def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_goes_on(
+def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes(
     tmp_path: Path,
 ) -> None:
     file = write_grid(tmp_path, slow(0.5), more="seeds: [0, 1]")
@@ -253,7 +253,7 @@ def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
     until(lambda: any(batches(cell) for cell in runs.glob("slow-*")))
-    # No process stands between the launcher and those that work.
+    # The launcher is the direct parent of the worker processes.
     assert {parent_of(pid) for pid in workers_of(runs)} == {launcher.pid}
     assert "processes of this machine ended" in call("cancel", runs).stdout
     launcher.communicate(timeout=60)

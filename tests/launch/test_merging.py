@@ -98,7 +98,9 @@ def test_links_are_not_followed(tmp_path: Path, make: Make) -> None:
     assert not (ours / "trial/tent-c/log.txt").exists()
 
 
-def test_the_command_says_what_it_did_and_refuses_with_code_2(tmp_path: Path, make: Make) -> None:
+def test_the_command_reports_what_it_did_and_refuses_with_code_2(
+    tmp_path: Path, make: Make
+) -> None:
     ours, theirs = two(tmp_path, make)
     assert "would merge: 1 new" in call("merge", ours, theirs, "--dry-run").stdout
     assert (

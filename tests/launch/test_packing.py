@@ -12,7 +12,7 @@ from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
 
 @dataclass(frozen=True)
 class Fake:
-    """A step as far as packing looks at it."""
+    """A step with the attributes that packing needs."""
 
     name: str
     warms_up: bool = False
@@ -37,7 +37,7 @@ def test_warm_ups_come_first_and_what_starts_from_them_last() -> None:
     assert names == ["w0", "free0", "free1", "late0"]
 
 
-def test_cells_of_one_model_stand_beside_each_other() -> None:
+def test_cells_of_one_model_follow_one_another() -> None:
     mixed = [Fake("a", model="x"), Fake("b", model="y"), Fake("c", model="x")]
     assert [step.name for step in in_order(mixed)] == ["a", "c", "b"]
 
@@ -63,7 +63,7 @@ def test_a_grid_beyond_the_limit_becomes_several_arrays() -> None:
     assert [a.after for a in found] == [(), (), ()]
 
 
-def test_where_the_number_at_once_is_bounded_arrays_stand_in_line() -> None:
+def test_if_the_number_of_parallel_jobs_is_limited_arrays_wait_for_one_another() -> None:
     assert [a.after for a in arrays([1] * 25, 11, 3)] == [(), (0,), (1,)]
     assert [a.after for a in arrays([1] * 3, 2, 3)] == [(), ()]
 

@@ -1,4 +1,4 @@
-"""A thousand cells at once: on the board, and on their way to the scheduler.
+"""A thousand cells: their status, and their submission to the scheduler.
 
 Times are those of the processor: what else the machine does is no fault of ours.
 """
@@ -40,7 +40,7 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def test_a_thousand_cells_are_on_the_board_in_a_second(tmp_path: Path) -> None:
+def test_the_status_of_a_thousand_cells_takes_less_than_a_second(tmp_path: Path) -> None:
     lay(tmp_path / "trial", 1000)
     assert len(folder_status(tmp_path / "trial").cells) == 1000
     assert seconds(lambda: folder_status(tmp_path / "trial")) < 1

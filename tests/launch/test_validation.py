@@ -62,19 +62,19 @@ def test_mistakes_of_every_kind_come_in_one_message_and_nothing_is_submitted(ref
     assert [words for words in TOLD if words not in refused] == []
 
 
-def test_each_problem_is_told_once_and_where_it_stands(refused: str) -> None:
+def test_each_problem_is_reported_once_with_its_place(refused: str) -> None:
     lines = [line.strip() for line in refused.splitlines()]
     assert len(lines) == len(set(lines)) == len(TOLD)
     assert sum(line.partition("methods[1]: ")[1] != "" for line in lines) == 1
 
 
-def test_what_is_missing_is_told_by_a_dry_run_beside_the_cells(tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_is_missing_in_addition_to_the_cells(tmp_path: Path) -> None:
     file = tmp_path / "right.yaml"
     file.write_text("methods: [tent]\nbenchmarks: [cifar10_c]\nmodels: [fashion_vit]\n")
-    told = call("grid", file, "--root", tmp_path / "data", "--dry-run")
-    assert told.exit_code == 0
-    assert told.stdout.startswith("tent-cifar10_c-fashion_vit-seed0-")
-    assert "missing: cifar10_c: no folder" in told.stderr
+    result = call("grid", file, "--root", tmp_path / "data", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("tent-cifar10_c-fashion_vit-seed0-")
+    assert "missing: cifar10_c: no folder" in result.stderr
 
 
 def test_a_source_set_that_a_method_needs_is_missed_before_it_begins(

@@ -43,7 +43,7 @@ def test_json_is_the_record(invoke: Invoke) -> None:
     assert record["methods"][0]["backward_per_image"] == 1
 
 
-def test_what_cannot_serve_the_model_is_an_error_if_it_is_asked_for(invoke: Invoke) -> None:
+def test_a_method_that_does_not_support_the_model_is_an_error_if_requested(invoke: Invoke) -> None:
     done = invoke("cost", "norm", *ON_TOY)
 
     assert done.exit_code == 2
@@ -60,7 +60,7 @@ def test_what_cannot_serve_the_model_is_an_error_if_it_is_asked_for(invoke: Invo
         (("tent", "--format", "xml"), "json"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(
+def test_mistakes_are_refused_with_a_sentence(
     invoke: Invoke, arguments: tuple[str, ...], word: str
 ) -> None:
     done = invoke("cost", *arguments)

@@ -96,7 +96,7 @@ def test_a_turn_lasts_from_update_to_update() -> None:
     assert backward > 0
 
 
-def test_a_method_that_cannot_serve_the_model_says_why() -> None:
+def test_a_method_that_does_not_support_the_model_has_the_reason() -> None:
     ((name, why),) = measure(workload(), ["norm"], repeats=1)
 
     assert name == "norm"
@@ -111,7 +111,7 @@ def test_a_random_workload_reads_nothing_and_lets_every_image_take_part() -> Non
     assert record(where, [sar], {}, 1)["model"]["sha256"] is None
 
 
-def test_random_workloads_of_one_seed_are_alike() -> None:
+def test_random_workloads_of_one_seed_are_equal() -> None:
     first, second = workload(random=True), workload(random=True)
 
     assert all(map(torch.equal, first.batches, second.batches))
@@ -142,7 +142,7 @@ def test_overrides_go_to_the_methods_that_have_them() -> None:
 
 
 @pytest.mark.parametrize("key", ["rank", "tent.rank"])
-def test_an_override_of_nobody_is_told(key: str) -> None:
+def test_an_override_without_owner_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="rank"):
         _, by_method = overrides_by_owner({key: 3}, ["source"])
         workload(overrides=by_method)

@@ -81,7 +81,7 @@ def test_what_starts_from_a_warm_up_waits_for_it_and_packs_share_a_job(tmp_path:
     assert call("status", runs).exit_code == 0
 
 
-def test_every_signal_and_a_requeue_are_survived_to_the_same_bits(
+def test_every_signal_and_a_requeue_are_survived_bit_identically(
     tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     """In so short a job submitit would take each for a time-out, and give up at the fourth."""
@@ -127,12 +127,12 @@ LONG = "time_minutes: 60\nsignal_seconds: 110\n"
 
 
 def limit(minutes: int, *jobs: str) -> None:
-    """Change the wall time of jobs. Slurm looks at it every half minute."""
+    """Change the wall time of jobs. Slurm checks it every half minute."""
     for job in jobs:
         slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
 
-def test_a_time_out_is_queued_again_and_goes_on_to_the_same_bits(
+def test_a_time_out_is_requeued_and_resumes_bit_identically(
     tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     runs = submit(tmp_path, write_grid(tmp_path, slow(3.0)), text=LONG)
@@ -148,7 +148,7 @@ def test_a_time_out_is_queued_again_and_goes_on_to_the_same_bits(
     assert without_times(cell) == undisturbed
 
 
-def test_cells_beyond_their_time_are_told_as_such_and_the_others_have_their_results(
+def test_cells_beyond_their_time_are_shown_as_such_and_the_others_have_their_results(
     tmp_path: Path,
 ) -> None:
     """One stops after a checkpoint, one does not come to the end of its batch and is killed."""
@@ -200,7 +200,7 @@ def test_names_with_quotes_and_spaces_and_secrets_of_the_environment_are_safe(
     assert not [text for text in texts if b"s3cr3t" in text]
 
 
-def test_a_cancelled_grid_keeps_its_checkpoint_and_goes_on_when_it_is_asked_for_again(
+def test_a_cancelled_grid_keeps_its_checkpoint_and_resumes_when_it_is_run_again(
     tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     file = write_grid(tmp_path, slow(1.0))
@@ -220,7 +220,7 @@ def test_a_cancelled_grid_keeps_its_checkpoint_and_goes_on_when_it_is_asked_for_
     assert without_times(cell) == undisturbed
 
 
-def test_scancel_is_heeded_too(tmp_path: Path) -> None:
+def test_scancel_is_respected_too(tmp_path: Path) -> None:
     runs = submit(tmp_path, write_grid(tmp_path, slow(1.0)))
     (job,) = jobs_of(runs)
     until(lambda: batches(only_cell(runs)) >= 2)
@@ -240,7 +240,7 @@ FATES = {
 }
 
 
-def test_a_packed_job_goes_on_after_cells_that_raise_exit_or_are_killed(tmp_path: Path) -> None:
+def test_a_packed_job_continues_after_cells_that_raise_exit_or_are_killed(tmp_path: Path) -> None:
     entries = [slow(0.0, fate=fate) for fate in FATES]
     file = write_grid(tmp_path, *entries, slow(0.0), "source")
     runs = submit(tmp_path, file, text="cells_per_job: 7\n")
@@ -298,7 +298,7 @@ def test_a_grid_beyond_the_array_limit_becomes_several_arrays_and_few_questions(
     assert calls.read_text().split() == ["squeue", "sacct"]
 
 
-def test_without_accounting_the_folders_tell_what_the_queue_does_not(
+def test_without_accounting_the_folders_show_what_the_queue_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = tmp_path / "bin"
@@ -318,10 +318,10 @@ def test_a_lost_node_costs_nothing_but_time(tmp_path: Path, undisturbed: dict[st
     seen = until(lambda: batches(cell) >= 3 and batches(cell))
     subprocess.run([CLUSTER, "lose", "n3"], check=True, timeout=60)
     try:
-        stands = rows(runs)[cell.name]["state"]
+        state = rows(runs)[cell.name]["state"]
     finally:
         subprocess.run([CLUSTER, "bring", "n3"], check=True, timeout=60)
-    assert stands in ("preempted", "finishing")
+    assert state in ("preempted", "finishing")
     until(lambda: states(runs) == ["done"], what="the cell")
     assert seen >= 3
     assert rows(runs)[cell.name]["attempt"] >= 2
@@ -329,7 +329,7 @@ def test_a_lost_node_costs_nothing_but_time(tmp_path: Path, undisturbed: dict[st
     assert without_times(cell) == undisturbed
 
 
-def test_a_job_that_is_preempted_goes_on_when_its_place_is_free(
+def test_a_job_that_is_preempted_resumes_when_its_place_is_free(
     tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     runs = submit(tmp_path, write_grid(tmp_path, slow(1.0)), where=only("n4"))
