@@ -1,4 +1,4 @@
-"""CIFAR10-C and CIFAR100-C (Hendrycks and Dietterich, 2019): the .npy files of Zenodo.
+"""CIFAR-10-C and CIFAR-100-C (Hendrycks and Dietterich, 2019): the .npy files of Zenodo.
 
 Layout: ROOT/CIFAR-10-C/CORRUPTION.npy, uint8 [5 n, 32, 32, 3], severity s in rows (s - 1) n to s n,
 and labels.npy, [5 n]; n is 10,000 as published. Files are memory-mapped, never read as a whole.
@@ -172,7 +172,7 @@ def in_range(labels: np.ndarray, num_classes: int, file: Path) -> np.ndarray:
 
 @BENCHMARKS.register_module("cifar10_c")
 class Cifar10C(CifarC):
-    """CIFAR10-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
+    """CIFAR-10-C: 15 corruptions and 4 for hold-out, at 5 severities, 10,000 images each."""
 
     name = "cifar10_c"
     display_name = "CIFAR-10-C"
@@ -190,7 +190,7 @@ class Cifar10C(CifarC):
 
 @BENCHMARKS.register_module("cifar100_c")
 class Cifar100C(CifarC):
-    """CIFAR100-C: 15 corruptions and 4 hold-out ones at 5 severities, 10,000 images each."""
+    """CIFAR-100-C: 15 corruptions and 4 for hold-out, at 5 severities, 10,000 images each."""
 
     name = "cifar100_c"
     display_name = "CIFAR-100-C"

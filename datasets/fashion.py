@@ -57,7 +57,7 @@ class CorruptedImages:
 
 @BENCHMARKS.register_module("fashion_c")
 class FashionC(Benchmark):
-    """Fashion-MNIST-C, embedded: 15 corruptions and 4 hold-out ones, 2,000 images each, 32 px."""
+    """Fashion-MNIST-C, embedded: 15 corruptions and 4 for hold-out, 2,000 images each, 32 px."""
 
     Settings = FashionSettings
     name = "fashion_c"

@@ -127,7 +127,7 @@ class CorruptionFolders(FileBenchmark):
 
 @BENCHMARKS.register_module("imagenet_c")
 class ImageNetC(CorruptionFolders):
-    """ImageNet-C: 15 corruptions and 4 hold-out ones at 5 severities, 5,000 or 50,000 images."""
+    """ImageNet-C: 15 corruptions and 4 for hold-out, at 5 severities, 5,000 or 50,000 images."""
 
     name = "imagenet_c"
     display_name = "ImageNet-C"

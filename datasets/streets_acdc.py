@@ -110,7 +110,7 @@ def scene_of(name: str, number: int) -> Scene:
 
 @BENCHMARKS.register_module("streets_acdc")
 class StreetsACDC(Benchmark):
-    """Segmentation, embedded: procedural streets in fog, night, rain, snow; 400 images each."""
+    """Segmentation, embedded: generated streets in fog, night, rain, snow; 400 images each."""
 
     Settings = StreetsSettings
     name = "streets_acdc"

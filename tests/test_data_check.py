@@ -1,4 +1,4 @@
-"""`data check` tells what is there, part by part; `data bench` how fast it is read."""
+"""`data check` reports which data are available; `data bench` how fast they are read."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_bad_settings_are_refused_in_one_sentence(options: tuple[str, ...], word
 # -- how fast
 
 
-def test_bench_tells_images_per_second_for_each_number_of_workers(imagenet: Path) -> None:
+def test_bench_reports_images_per_second_for_each_number_of_workers(imagenet: Path) -> None:
     options = ("--workers", "0,1", "--batches", "6", "--format", "json", "--device", "cpu")
     done = call("data", "bench", "imagenet_c", "--root", imagenet, *SETTINGS, *options)
     assert done.exit_code == 0, done.output

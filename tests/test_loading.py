@@ -1,4 +1,4 @@
-"""Workers that load ahead: they change no bit, and their failures are told in a sentence."""
+"""Workers that load ahead: results are bit-identical, and failures are reported in a sentence."""
 
 import json
 import multiprocessing
@@ -73,7 +73,7 @@ def dies_at_two(number: int) -> int:
     return number
 
 
-def test_a_killed_worker_is_told_with_the_option_to_change() -> None:
+def test_a_killed_worker_is_reported_with_the_option_to_change() -> None:
     with (
         pytest.raises(DataError, match=r"worker was killed, for lack of memory.* --workers 0"),
         named_failures(1),
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_the_workers_at_work_until_the_parent_has_saved() -> None:
         "unable to write to file </torch_1_2>: No space left on device (28) [shm]",
     ],
 )
-def test_full_shared_memory_is_told_with_what_to_enlarge(words: str) -> None:
+def test_full_shared_memory_is_reported_with_what_to_enlarge(words: str) -> None:
     with pytest.raises(DataError, match=r"/dev/shm.*--workers 4 or 0"), named_failures(8):
         raise RuntimeError(words)
 
@@ -140,7 +140,7 @@ def numbered(**settings: Any) -> Stream:
 
 @WORKERS
 @pytest.mark.parametrize("setting", ["continual", "mixed", "reset"])
-def test_batches_are_the_same_to_the_bit_from_any_batch_on(workers: int, setting: str) -> None:
+def test_batches_are_the_same_bit_identically_from_any_batch_on(workers: int, setting: str) -> None:
     stream = numbered(setting=setting, rounds=2)
     expected = [stream.batch(b) for b in range(2, len(stream))]
     got = list(stream.batches(2, workers=workers))
@@ -272,7 +272,7 @@ class CtrlC(Logger):
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_run_interrupted_with_its_workers_goes_on_with_any_other_number(
+def test_a_run_interrupted_with_its_workers_resumes_with_any_other_number(
     root: Path, tmp_path: Path
 ) -> None:
     whole = run(root, tmp_path / "whole", "tent", 0)

@@ -235,7 +235,7 @@ def test_mixed_streams_are_uniform() -> None:
         assert np.abs(counts - 200).max() < 4 * 11.4
 
 
-def test_cdc_deals_whole_batches_and_each_visit_goes_on_in_the_file_s_order() -> None:
+def test_cdc_interleaves_whole_batches_in_the_order_of_the_file() -> None:
     order = make_order((60, 40, 53), settings("cdc", order="file"), 0)
     for d, n in enumerate(SIZES):
         assert order.index[order.domain == d].tolist() == list(range(n))

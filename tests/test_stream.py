@@ -142,7 +142,7 @@ def test_a_mixed_batch_holds_each_image_at_its_row() -> None:
     assert (batch.images[:, 2, 1, 1] * 255).round().int().tolist() == shown.tolist()
 
 
-def test_what_a_stream_needs_is_told_before_it_is_read() -> None:
+def test_what_a_stream_needs_is_reported_before_it_is_read() -> None:
     assert graded(severity=2)[0].needed() == [("a", 2), ("b", 2)]
     assert graded(setting="gradual", severity=2, domains=("b",))[0].needed() == [("b", 1), ("b", 2)]
     assert Numbered(settings(domains=("c",))).needed() == [("c", 0)]
@@ -205,7 +205,7 @@ def test_a_stream_of_fewer_domains_is_a_prefix() -> None:
     assert rows(long)[: len(short.index)] == rows(short)
 
 
-def test_the_batch_size_cuts_the_same_order_anew() -> None:
+def test_the_batch_size_cuts_the_same_order_again() -> None:
     three, five = (make_order(SIZES, settings(batch_size=b), 0) for b in (3, 5))
     assert rows(three) == rows(five)
     assert five.cuts.tolist() == [0, 5, 7, 11, 16, 21]
@@ -227,7 +227,7 @@ def test_the_length_is_the_number_of_batches() -> None:
     assert len(stream(rounds=2)) == len(list(stream(rounds=2).batches())) == 18
 
 
-def test_a_single_domain_starts_anew_with_each_round() -> None:
+def test_a_single_domain_starts_again_with_each_round() -> None:
     batches = stream(domains=("b",), rounds=2).batches()
     assert [b.starts_domain for b in batches] == [True, False, True, False]
 

@@ -128,7 +128,7 @@ MODES = {"source": {}, "tent": {}, "cotta": {"views": 2}, "paid": {"source_sampl
 
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("method", MODES)
-def test_a_segformer_serves_one_picture_on_a_cpu_and_the_record_tells_its_norms(
+def test_a_segformer_runs_one_picture_on_a_cpu_and_the_record_states_its_norms(
     method: str, size: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     root, scale = request.getfixturevalue(size), (64, 64) if size == "small" else FULL
@@ -188,7 +188,7 @@ def test_a_network_with_a_synchronised_norm_runs_without_a_group(method: str) ->
     torch.testing.assert_close(logits[0], logits[1])
 
 
-def test_the_embedded_streets_tell_their_scale() -> None:
+def test_the_embedded_streets_record_their_scale() -> None:
     record = resolve(CellRequest(method="source", benchmark="streets_acdc")).record
     assert record["benchmark"]["scale"] == [128, 256] == list(SCALE)
     assert Streets("fog", 1).load(np.array([0])).shape[-2:] == SCALE

@@ -177,8 +177,8 @@ def resize_input(network: Any, size: tuple[int, int], name: str) -> None:
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
     if patch is not None and any(s % p for s, p in zip(size, patch, strict=True)):
         raise ConfigError(
-            f"input_size {size[0]}x{size[1]}: is not a multiple of the {patch[0]}x{patch[1]} patches "
-            f"of {name}."
+            f"input_size {size[0]}x{size[1]}: is not a multiple of the {patch[0]}x{patch[1]} "
+            f"patches of {name}."
         )
     recorded = recorded_cfg(network)
     if hasattr(network, "set_input_size"):

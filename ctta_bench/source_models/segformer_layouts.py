@@ -19,7 +19,7 @@ from ctta_bench.errors import DataError
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 LISTED_KEYS = 5
 EXPECTED = (
-    "a whole SegFormer of this size, encoder and decode head, as its authors (NVlabs), "
+    "a complete SegFormer of this size, encoder and decode head, as its authors (NVlabs), "
     "mmsegmentation or transformers save it"
 )
 

@@ -166,7 +166,7 @@ def read_tensors(file: Path) -> dict[str, Any]:
     except UnpicklingError as error:
         refused = _refused_types(file, str(error))
         raise DataError(
-            f"{file}: holds more than tensors and is refused{refused}; save the state dict alone "
+            f"{file}: holds more than tensors and is refused{refused}; save only the state dict "
             "where the file was made."
         ) from error
     except _DAMAGE as error:

@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 that serves bytes from memory, and misbehaves when told to."""
+"""A web server on 127.0.0.1 that sends bytes from memory, and misbehaves on request."""
 
 import http.server
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Behaviour:
-    """What the server does; `requests` are (path, Range header) in the order of their coming."""
+    """What the server does; `requests` are (path, Range header) in order of arrival."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     cut_after: list[int] = field(default_factory=list)  # bytes sent of the next responses, in order

@@ -58,7 +58,7 @@ def test_a_stream_is_its_tars_in_order_and_images_belong_to_their_labels(root: P
     assert loaded[:, :, 2, 5].tolist() == [list(colour(n)) for n in (201, 100, 200)]
 
 
-def test_each_stream_starts_anew(root: Path) -> None:
+def test_each_stream_starts_again(root: Path) -> None:
     read = benchmark(root)
     batches = list(Stream(batch_domains(read), read.settings, 0).batches())
     assert [len(b.labels) for b in batches] == [4, 2, 4, 2]
@@ -95,7 +95,7 @@ def test_a_class_that_is_none_is_refused(root: Path, label: int) -> None:
         benchmark(root).domain(NAMES[0])
 
 
-def test_the_index_is_kept_and_made_anew_for_another_tar(root: Path) -> None:
+def test_the_index_is_kept_and_made_again_for_another_tar(root: Path) -> None:
     benchmark(root).domain(NAMES[0])
     kept = sorted((root / "cache" / "ccc").glob("*.npy"))
     assert len(kept) == 2

@@ -258,7 +258,7 @@ def test_a_list_chooses_images_in_its_order_and_its_content_is_the_identity(
         ("rain/train/x", "lists no image of fog/train/"),
     ],
 )
-def test_a_list_that_cannot_be_is_told(lines: str, words: str, whole: Path, tmp_path: Path) -> None:
+def test_an_invalid_list_is_reported(lines: str, words: str, whole: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(lines)
     assert words in benchmark(whole, images=tmp_path / "list.txt").problems()[0]
 
@@ -328,7 +328,7 @@ def test_the_first_wrong_file_of_several_is_named(tree: Path) -> None:
         benchmark(tree).prepare_data(lambda what, done, total: None, 0)
 
 
-def test_what_is_missing_altogether_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_its_path(tmp_path: Path) -> None:
     (told, *others) = benchmark(tmp_path).problems()
     assert told.startswith(f"domain fog: no images *_rgb_anon.png in {tmp_path}/rgb_anon/fog/train")
     assert "ACDC needs an account" in told

@@ -1,10 +1,10 @@
-"""The corruptions against an independent package, against brute force and against stored outputs.
+"""The corruptions compared with an independent package, brute force and stored outputs.
 
-`golden_corruptions.npz` holds a photograph (scikit-image's astronaut, NASA, public domain, 32 x 32)
-and what became of it, written once the module agreed with the published code: bit for bit, but for
-one level in less than 0.05 % of the values of motion blur and elastic transform, and for the random
-numbers of impulse noise. To renew it after raising VERSION, check so again, then run in this folder
-`python -c "import test_corruptions as t; t.write_golden()"`.
+`reference_corruptions.npz` holds a photograph (scikit-image's astronaut, NASA, public domain, 32 x
+32) and its corrupted copies, written once the module agreed with the published code: bit-identical,
+except for one level in less than 0.05 % of the values of motion blur and elastic transform, and for
+the random numbers of impulse noise. After raising VERSION, check this again, then run in this folder
+`python -c "import test_corruptions as t; t.write_reference()"`.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ from ctta_bench.errors import ConfigError, DataError
 
 ALL = (*CORRUPTIONS, *HOLD_OUT)
 SEVERITIES = (1, 2, 3, 4, 5)
-GOLDEN = Path(__file__).with_name("golden_corruptions.npz")
+REFERENCE = Path(__file__).with_name("reference_corruptions.npz")
 
 # Mean absolute change of a 32 x 32 photograph by the published code, severities 1 to 5.
 PUBLISHED_CHANGE = {
@@ -53,7 +53,7 @@ PUBLISHED_CHANGE = {
 }
 
 
-def golden_outputs(photograph):
+def reference_outputs(photograph):
     outputs = {"photograph": photograph, "version": np.array(VERSION)}
     for name in ALL:
         outputs[f"cifar/{name}"] = every_severity(photograph[8:24, 8:24], name)
@@ -63,9 +63,9 @@ def golden_outputs(photograph):
     return outputs
 
 
-def write_golden():
-    stored = np.load(GOLDEN)["photograph"]
-    np.savez_compressed(GOLDEN, **golden_outputs(stored))
+def write_reference():
+    stored = np.load(REFERENCE)["photograph"]
+    np.savez_compressed(REFERENCE, **reference_outputs(stored))
 
 
 def every_severity(image, name, **options):
@@ -87,14 +87,14 @@ def truncated(x):
 
 
 @pytest.fixture(scope="module")
-def golden():
-    with np.load(GOLDEN) as stored:
+def reference():
+    with np.load(REFERENCE) as stored:
         return dict(stored)
 
 
 @pytest.fixture(scope="module")
-def photograph(golden):
-    return golden["photograph"]
+def photograph(reference):
+    return reference["photograph"]
 
 
 @pytest.fixture
@@ -297,19 +297,19 @@ def test_impulse_noise_hits_each_value_with_the_stated_probability(parameters, a
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_images_equal_the_stored_ones(name, golden, photograph):
+def test_images_equal_the_stored_ones(name, reference, photograph):
     made = every_severity(photograph[8:24, 8:24], name)
     # Not equality: filters and JPEG coders of other builds round otherwise here and there.
-    assert levels_apart(made, golden[f"cifar/{name}"]).mean() < 0.1
+    assert levels_apart(made, reference[f"cifar/{name}"]).mean() < 0.1
 
 
-def test_imagenet_elastic_transform_equals_the_stored_one(golden, photograph):
+def test_imagenet_elastic_transform_equals_the_stored_one(reference, photograph):
     made = every_severity(photograph, "elastic_transform", parameters="imagenet")
-    assert levels_apart(made, golden["imagenet/elastic_transform"]).mean() < 0.1
+    assert levels_apart(made, reference["imagenet/elastic_transform"]).mean() < 0.1
 
 
-def test_stored_images_are_of_this_version(golden):
-    assert golden["version"] == VERSION
+def test_stored_images_are_of_this_version(reference):
+    assert reference["version"] == VERSION
 
 
 # Any size, any order, any state.

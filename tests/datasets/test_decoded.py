@@ -86,7 +86,7 @@ def interrupted(files: FileImages, cache: Path, after: int) -> None:
         DecodedImages(files, cache).fill(stop, 0)
 
 
-def test_an_interrupted_making_goes_on_and_ends_with_the_same_bytes(
+def test_an_interrupted_making_resumes_and_ends_with_the_same_bytes(
     files: FileImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(DecodedImages(files, tmp_path / "whole"))

@@ -1,4 +1,4 @@
-"""Downloads against a server of our own that cuts, lies, and knows nothing."""
+"""Downloads from a local server that truncates files and sends wrong answers."""
 
 import errno
 import hashlib
@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-def test_a_file_arrives_whole_under_its_name_and_its_bytes_are_told(
+def test_a_file_arrives_whole_under_its_name_and_its_bytes_are_reported(
     server: Behaviour, tmp_path: Path
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -45,14 +45,14 @@ def test_a_file_arrives_whole_under_its_name_and_its_bytes_are_told(
     assert told[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_a_cut_download_goes_on_where_it_was_cut(server: Behaviour, tmp_path: Path) -> None:
+def test_a_cut_download_resumes_where_it_was_cut(server: Behaviour, tmp_path: Path) -> None:
     server.cut_after = [100_000, 50_000]
     fetch(remote(server), tmp_path / "set.tar", pause=0)
     assert (tmp_path / "set.tar").read_bytes() == CONTENT
     assert [asked for _, asked in server.requests] == [None, "bytes=100000-", "bytes=150000-"]
 
 
-def test_what_an_earlier_process_left_is_gone_on_with(server: Behaviour, tmp_path: Path) -> None:
+def test_what_an_earlier_process_left_is_resumed(server: Behaviour, tmp_path: Path) -> None:
     (tmp_path / "set.tar.part").write_bytes(CONTENT[:7])
     fetch(remote(server), tmp_path / "set.tar")
     assert server.requests == [("/set.tar?download=1", "bytes=7-")]
@@ -109,7 +109,7 @@ def test_a_download_that_advances_is_not_given_up(server: Behaviour, tmp_path: P
     assert (tmp_path / "set.tar").read_bytes() == CONTENT
 
 
-def test_a_file_that_is_not_there_is_told_with_its_address_and_the_way_out(
+def test_a_file_that_is_not_there_is_reported_with_its_address_and_the_way_out(
     server: Behaviour, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"no\.tar.*answered 404 \(Not Found\).*--mirror"):
@@ -161,7 +161,7 @@ def test_another_checksum_is_refused_and_the_file_deleted(
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_is_told_and_the_download_goes_on_once_there_is_space(
+def test_a_full_disk_is_reported_and_the_download_resumes_once_there_is_space(
     server: Behaviour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, budget = Path.open, [100_000]
@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_and_the_download_goes_on_once_there_is_space(
     assert (tmp_path / "set.tar").read_bytes() == CONTENT
 
 
-def test_nobody_at_the_address_is_told(tmp_path: Path, server: Behaviour) -> None:
+def test_an_unreachable_address_is_reported(tmp_path: Path, server: Behaviour) -> None:
     nowhere = Remote("http://127.0.0.1:9/set.tar", len(CONTENT), MD5)
     with pytest.raises(
         DataError, match=r"127\.0\.0\.1:9/set\.tar: could not be fetched \(.*refused"

@@ -96,7 +96,9 @@ def benchmark(root: Path, **settings: Any) -> ImageNetC:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_file_beside_the_images_tells_their_classes(kind: str, val: Path, tmp_path: Path) -> None:
+def test_a_file_next_to_the_images_states_their_classes(
+    kind: str, val: Path, tmp_path: Path
+) -> None:
     WRITERS[kind](val)
     built = benchmark(tmp_path)
     images = built.domain("clean")
@@ -147,7 +149,9 @@ def test_a_file_that_cannot_be_trusted_is_refused(
     assert str(val / name) in str(caught.value)
 
 
-def test_images_of_no_known_class_are_told_how_to_be_sorted(val: Path, tmp_path: Path) -> None:
+def test_for_images_without_classes_the_error_says_how_to_sort_them(
+    val: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"move each to val/SYNSET/ .* or put imagenet_2012_valid"):
         benchmark(tmp_path).domain("clean")
 

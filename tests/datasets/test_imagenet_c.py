@@ -332,9 +332,7 @@ def test_the_source_is_the_training_folder_with_the_same_class_numbers(root: Pat
     assert source.labels.tolist() == [3, 77, 77]
 
 
-def test_a_method_that_needs_source_images_is_told_where_they_belong(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_missing_source_set_is_reported_with_its_folder(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no source set; put it in .*imagenet2012/train"):
         run(root, tmp_path / "out", "eata")
 

@@ -151,7 +151,7 @@ def test_the_layout_of_image_folder_is_a_folder_a_corruption(photos: Path, tmp_p
 
 
 @pytest.mark.parametrize("recipe", [CIFAR, IMAGENET], ids=["arrays", "folders"])
-def test_an_interrupted_set_goes_on_to_the_same_bytes(
+def test_an_interrupted_set_resumes_to_the_same_bytes(
     recipe: Recipe, clean: CleanArray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = {"corruptions": ["fog", "contrast"], "workers": 1}
@@ -234,7 +234,7 @@ def test_an_image_that_does_not_decode_is_named_in_one_sentence(
 # The manifest.
 
 
-def test_the_manifest_tells_how_the_set_was_made(clean: CleanArray, tmp_path: Path) -> None:
+def test_the_manifest_states_how_the_set_was_made(clean: CleanArray, tmp_path: Path) -> None:
     make_set(clean, tmp_path / "set", IMAGENET, corruptions=["contrast"], severities=[1])
     told = json.loads((tmp_path / "set" / "manifest.json").read_text())
     expected = {
@@ -264,7 +264,7 @@ def test_the_footnote_of_a_self_made_set_stands_beside_it(
     assert provenance(tmp_path) is None
 
 
-def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest\.json: is damaged"):
         read_manifest(tmp_path)
@@ -335,7 +335,7 @@ def broken(folder: Path, what: str) -> Path:
         ("damaged", "cannot be read as an array"),
     ],
 )
-def test_clean_images_that_are_none_are_told(what: str, message: str, tmp_path: Path) -> None:
+def test_clean_images_that_are_none_are_reported(what: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         make_benchmark("cifar10_c", tmp_path / "root", MakeOptions(source=broken(tmp_path, what)))
     assert not list((tmp_path / "root").rglob("*.npy"))
@@ -361,7 +361,9 @@ def test_invalid_options_are_refused(
 
 
 @pytest.mark.parametrize("name", ["cifar10_c", "imagenet_c", "image_folder"])
-def test_missing_clean_images_are_told_with_what_can_be_named(name: str, tmp_path: Path) -> None:
+def test_missing_clean_images_are_reported_with_what_can_be_named(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=f"{name}: .*give the clean images with --source"):
         make_benchmark(name, tmp_path, MakeOptions())
 
@@ -376,7 +378,7 @@ def test_workers_do_without_torch(clean: CleanArray, tmp_path: Path) -> None:
     assert run.stdout == "False\n"
 
 
-def test_a_full_disk_is_told_and_nothing_half_made_has_a_final_name(
+def test_a_full_disk_is_reported_and_nothing_half_made_has_a_final_name(
     clean: CleanArray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import errno

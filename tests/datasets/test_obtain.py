@@ -85,7 +85,7 @@ def test_the_archive_is_kept_if_asked(weather: Archive, tmp_path: Path) -> None:
     assert (tmp_path / "downloads" / "weather.tar").stat().st_size == weather.bytes
 
 
-def test_the_steps_are_told(weather: Archive, tmp_path: Path) -> None:
+def test_the_steps_are_reported(weather: Archive, tmp_path: Path) -> None:
     told: list[str] = []
     obtain(weather, tmp_path, report=lambda what, done, total: told.append(what))
     assert list(dict.fromkeys(told)) == ["weather.tar", "unpacking weather.tar"]
@@ -120,14 +120,16 @@ def test_a_mirror_in_a_folder_needs_no_server_and_stays_as_it_is(
     assert server.requests == []
 
 
-def test_a_wrong_file_in_a_folder_is_told_and_not_deleted(weather: Archive, tmp_path: Path) -> None:
+def test_a_wrong_file_in_a_folder_is_reported_and_not_deleted(
+    weather: Archive, tmp_path: Path
+) -> None:
     (tmp_path / "weather.tar").write_bytes(b"x" * (weather.bytes or 0))
     with pytest.raises(DataError, match=r"has the md5 .* download it again"):
         obtain(weather, tmp_path / "root", mirror=str(tmp_path))
     assert (tmp_path / "weather.tar").exists()
 
 
-def test_a_folder_without_the_file_is_told(weather: Archive, tmp_path: Path) -> None:
+def test_a_folder_without_the_file_is_reported(weather: Archive, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--mirror .*: holds no weather\.tar"):
         obtain(weather, tmp_path, mirror=str(tmp_path))
 
@@ -145,7 +147,7 @@ def test_an_evil_archive_leaves_nothing(
     assert [file.name for file in tmp_path.rglob("*evil*")] == []
 
 
-def test_an_archive_of_something_else_is_told(
+def test_an_archive_of_something_else_is_reported(
     server: Behaviour, weather: Archive, tmp_path: Path
 ) -> None:
     other = weather.model_copy(update={"provides": ("fog", "snow", "frost")})
@@ -173,7 +175,7 @@ def test_a_self_made_set_is_not_taken_for_the_published_one(
         obtain(weather, tmp_path)
 
 
-def test_an_interrupted_move_goes_on(
+def test_an_interrupted_move_resumes(
     server: Behaviour, weather: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -190,7 +192,7 @@ def test_an_interrupted_move_goes_on(
     assert len(server.requests) == 1
 
 
-def test_an_interrupted_unpacking_starts_anew_from_the_archive(
+def test_an_interrupted_unpacking_starts_again_from_the_archive(
     server: Behaviour, weather: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -227,7 +229,7 @@ def test_the_lock_is_released_after_a_fault(weather: Archive, tmp_path: Path) ->
         pass
 
 
-def test_too_small_a_disk_is_told_before_a_byte_is_fetched(
+def test_too_small_a_disk_is_reported_before_a_byte_is_fetched(
     server: Behaviour, weather: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1e9))
@@ -237,7 +239,7 @@ def test_too_small_a_disk_is_told_before_a_byte_is_fetched(
     assert server.requests == []
 
 
-def test_a_root_that_is_a_file_is_told(weather: Archive, tmp_path: Path) -> None:
+def test_a_root_that_is_a_file_is_reported(weather: Archive, tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         obtain(weather, tmp_path / "root")
@@ -293,7 +295,7 @@ def test_what_is_not_fetched_is_explained_in_one_sentence() -> None:
     )
 
 
-def test_an_unknown_benchmark_or_part_is_told_with_what_there_is() -> None:
+def test_an_unknown_benchmark_or_part_is_reported_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no data is known for 'cifar10'. Did you mean 'cifar10"):
         find_origin("cifar10")
     with pytest.raises(ConfigError, match="--part 'nois': choose noise, blur, weather, digital"):

@@ -140,7 +140,7 @@ def test_true_data_in_the_way_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         (("cifar10_c", 2001), "--images 2001: give a number from 1 to 2000"),
     ],
 )
-def test_a_rehearsal_that_cannot_be_is_told(
+def test_an_invalid_rehearsal_is_reported(
     wish: tuple[str, int], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -192,7 +192,7 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {finding.place: finding.verdict for finding in findings}
 
 
-def test_a_self_made_set_is_held_against_its_manifest(root: Path) -> None:
+def test_a_self_made_set_is_compared_with_its_manifest(root: Path) -> None:
     found = verify("imagenet_c", root)
     assert set(verdicts(found).values()) == {"whole"}
     assert len(found) == len(FEW) * 5
@@ -218,7 +218,7 @@ def test_a_change_of_one_byte_is_found(
     assert set(found.values()) == {"whole"}
 
 
-def test_published_files_are_held_against_the_published_md5(tmp_path: Path) -> None:
+def test_published_files_are_compared_with_the_published_md5(tmp_path: Path) -> None:
     (tmp_path / "CIFAR-100-C").mkdir()
     (tmp_path / "CIFAR-100-C" / "fog.npy").write_bytes(b"not it")
     found = verify("cifar100_c", tmp_path)
@@ -247,7 +247,7 @@ def test_a_fitted_head_is_right_where_it_was_fitted_and_shuns_absent_classes() -
     assert logits[:, 1].tolist() == [-1] * 12
 
 
-def test_a_head_is_fitted_anew_when_there_are_other_source_images(tmp_path: Path) -> None:
+def test_a_head_is_fitted_again_when_there_are_other_source_images(tmp_path: Path) -> None:
     tiny = Network("test_vit", 1000, "tiny")
     rehearse("imagenet_v2", tmp_path, images=1)
     file = write_rehearsal_model("imagenet_v2", tmp_path, tiny)

@@ -151,14 +151,14 @@ def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["w", "w:gz", "zip"])
-def test_half_an_archive_is_told(kind: str, tmp_path: Path) -> None:
+def test_half_an_archive_is_reported(kind: str, tmp_path: Path) -> None:
     whole = packed(tmp_path / "whole", kind).read_bytes()
     (tmp_path / "half").write_bytes(whole[: len(whole) // 3])
     with pytest.raises(DataError, match="half: is damaged or incomplete"):
         unpack(tmp_path / "half", tmp_path / "out")
 
 
-def test_a_page_that_was_saved_as_an_archive_is_told(tmp_path: Path) -> None:
+def test_a_page_that_was_saved_as_an_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "page.tar").write_bytes(b"<html>sorry</html>")
     with pytest.raises(DataError, match="is damaged or incomplete"):
         unpack(tmp_path / "page.tar", tmp_path / "out")

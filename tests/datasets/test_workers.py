@@ -121,13 +121,13 @@ def test_a_daemon_which_may_have_no_children_does_the_tasks_itself(tmp_path: Pat
         (ValueError("odd"), "ValueError: odd"),
     ],
 )
-def test_what_a_task_raises_is_told_in_a_sentence(error: Exception, message: str) -> None:
+def test_what_a_task_raises_is_reported_in_a_sentence(error: Exception, message: str) -> None:
     with pytest.raises(DataError) as caught:
         run_workers(partial(fail, error), ["a", "b"], workers=1)
     assert str(caught.value) == message
 
 
-def test_a_killed_worker_is_told_in_a_sentence() -> None:
+def test_a_killed_worker_is_reported_in_a_sentence() -> None:
     with pytest.raises(DataError, match=r"a worker was killed, .* try fewer --workers\.$"):
         run_workers(die, ["a", "b"], workers=2)
 

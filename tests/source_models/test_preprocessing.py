@@ -75,7 +75,7 @@ def test_a_normalisation_built_into_the_network_holds_under_both_regimes(regime:
     assert (given.regime, given.mean, given.std) == (regime, HALVES["mean"], HALVES["std"])
 
 
-def test_the_name_of_a_size_in_words_tells_channels_apart() -> None:
+def test_the_name_of_a_size_distinguishes_channels() -> None:
     assert "mean 0.485/0.456/0.406" in str(Preprocessing(**IMAGENET))
 
 

@@ -118,7 +118,9 @@ def test_weights_in_the_hubs_cache_are_used(hub_cache: Path, vit: dict[str, Tens
     assert model.preprocessing.size == (160, 160)
 
 
-def test_a_damaged_file_in_the_hubs_cache_is_told(hub_cache: Path, vit: dict[str, Tensor]) -> None:
+def test_a_damaged_file_in_the_hubs_cache_is_reported(
+    hub_cache: Path, vit: dict[str, Tensor]
+) -> None:
     put_into(hub_cache, {k: v for k, v in vit.items() if k != "norm.bias"})
     with pytest.raises(DataError, match=f"is not the complete file of {VIT}"):
         load_source_model(VIT)
@@ -143,7 +145,9 @@ def test_a_registered_model_whose_weights_lie_elsewhere_is_refused_without_them(
         load_source_model("cifar10_wrn40_2", root=tmp_path)
 
 
-def test_a_file_tells_how_its_images_are_normalised(tmp_path: Path, vit: dict[str, Tensor]) -> None:
+def test_a_file_states_how_its_images_are_normalised(
+    tmp_path: Path, vit: dict[str, Tensor]
+) -> None:
     noted = {"mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0]}
     file = tmp_path / "own.safetensors"
     safetensors.torch.save_file(vit, file, {"ctta_bench": json.dumps(noted)})
@@ -201,7 +205,7 @@ def test_models_download_fetches_into_the_hubs_cache(hub_cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("server", "hub_cache")
-def test_a_repository_that_is_not_there_is_told_in_one_sentence() -> None:
+def test_a_repository_that_is_not_there_is_reported_in_one_sentence() -> None:
     done = CliRunner().invoke(app, ["models", "download", "timm:test_resnet.r160_in1k"])
     assert done.exit_code == 2
     assert "of timm/test_resnet.r160_in1k cannot be downloaded from http://127.0.0.1" in done.stderr
@@ -366,7 +370,7 @@ def test_two_models_of_one_name_make_cells_of_two_names(tmp_path: Path) -> None:
     assert other.record["model"]["name"] == own.record["model"]["name"]
 
 
-def test_models_show_tells_name_weights_parameters_and_preprocessing() -> None:
+def test_models_show_states_name_weights_parameters_and_preprocessing() -> None:
     done = CliRunner().invoke(app, ["models", "show", "fashion_cnn", "--format", "json"])
     told = json.loads(done.stdout)
     assert (told["parameters"], told["classes"]) == (288_746, 10)

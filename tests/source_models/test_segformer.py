@@ -186,7 +186,7 @@ def parameters(size: Size) -> int:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_the_listing_tells_the_number_of_parameters(number: int) -> None:
+def test_the_listing_states_the_number_of_parameters(number: int) -> None:
     doc = MODELS.get(f"segformer_b{number}").__doc__
     assert f"({parameters(SIZES[f'b{number}']):,} parameters)" in doc
 

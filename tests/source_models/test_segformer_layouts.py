@@ -1,4 +1,4 @@
-"""Checkpoints of SegFormer as the field saves them: recognised, read to the bit, or refused."""
+"""Checkpoints of SegFormer in common layouts: recognised, read bit-identically, or refused."""
 
 import math
 from pathlib import Path
@@ -165,7 +165,7 @@ WRAPPINGS = {
 
 @pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
 @pytest.mark.parametrize("form", ["mmseg", "nvlabs"])
-def test_a_published_file_gives_the_same_logits_to_the_bit(
+def test_a_published_file_gives_the_same_logits_bit_identically(
     form: Any, wrap: Any, tmp_path: Path
 ) -> None:
     expected, network = small(form), fresh()
@@ -330,7 +330,7 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(
 def test_a_refusal_says_what_file_is_expected(tmp_path: Path) -> None:
     state = published(small("nvlabs").state_dict())
     file = saved(without("decode_head.linear_fuse.conv")(state), tmp_path)
-    expected = r"give a whole SegFormer of this size, encoder and decode head, as its authors"
+    expected = r"give a complete SegFormer of this size, encoder and decode head, as its authors"
     with pytest.raises(DataError, match=expected) as caught:
         load_weights(fresh(), file)
     assert str(caught.value).startswith(f"{file}: does not fit")
@@ -348,7 +348,7 @@ def test_a_call_with_half_a_decode_head_ends_with_the_missing_name(
     assert done.exit_code == 2
     told = " ".join(done.stderr.split())
     assert "key 'decode_head.fusion_conv.conv.weight' is missing" in told
-    assert "give a whole SegFormer of this size" in told
+    assert "give a complete SegFormer of this size" in told
 
 
 # -- writing

@@ -158,7 +158,7 @@ def test_the_fingerprint_changes_with_any_weight_and_any_name() -> None:
     assert len(seen) == 6
 
 
-def test_the_fingerprint_tells_types_of_equal_bytes_apart() -> None:
+def test_the_fingerprint_distinguishes_types_of_equal_bytes() -> None:
     network = Linear().requires_grad_(False)
     network[1].weight.zero_()
     network[1].bias.zero_()
@@ -211,7 +211,7 @@ def test_a_file_that_would_run_a_command_ends_the_call_with_its_type(
     assert not Path("hostile").exists()
 
 
-def test_a_refused_file_is_told_with_the_types_that_it_holds(tmp_path: Path) -> None:
+def test_a_refused_file_is_reported_with_the_types_that_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "odd.pth"
     torch.save({"state_dict": weights(), "log": Counter(), "rng": np.random.get_state()}, file)
     refused = r"refused \(tests\.source_models\.test_weights\.Counter\); save the"
@@ -256,7 +256,7 @@ def jax_arrays(network: VisionTransformer) -> dict[str, np.ndarray]:
     return arrays
 
 
-def test_googles_npz_files_are_read_to_the_bit(tmp_path: Path) -> None:
+def test_googles_npz_files_are_read_bit_identically(tmp_path: Path) -> None:
     source, network = tiny_vit(), tiny_vit()
     np.savez(tmp_path / "vit.npz", **jax_arrays(source))
     load_weights(network, tmp_path / "vit.npz")
