@@ -44,7 +44,10 @@ class MapSet(Protocol):
 
 @dataclass(frozen=True)
 class ArrayImages:
-    """Images in memory or memory-mapped: uint8 [n, 3, H, W], or grey [n, H, W]."""
+    """Images in memory or memory-mapped: uint8 [n, 3, H, W], or grey [n, H, W]; labels int64 [n].
+
+    Example: `ArrayImages(np.zeros((10, 3, 32, 32), np.uint8), np.arange(10))`
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -57,7 +60,10 @@ class ArrayImages:
 
 @dataclass(frozen=True)
 class ArrayMaps:
-    """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], in memory."""
+    """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], in memory.
+
+    Example: `ArrayMaps(np.zeros((4, 3, 32, 64), np.uint8), np.zeros((4, 64, 128), np.uint8))`
+    """
 
     images: np.ndarray
     label_maps: np.ndarray

@@ -285,7 +285,10 @@ class StreamSettings(BaseModel):
 
 
 class CorruptionSettings(StreamSettings):
-    """Settings of the `-C` benchmarks."""
+    """Settings of the `-C` benchmarks: StreamSettings with severities from 1 to 5.
+
+    Example: `CorruptionSettings(setting="gradual", severity=3).severities` is `(1, 2, 3, 2, 1)`.
+    """
 
     severity: int = Field(5, ge=1, le=5, description="severity of the corruptions")
     severities: tuple[int, ...] | None = Field(

@@ -3,7 +3,7 @@
 `reference_corruptions.npz` holds a photograph (scikit-image's astronaut, NASA, public domain, 32 x
 32) and its corrupted copies, written once the module agreed with the published code: bit-identical,
 except for one level in less than 0.05 % of the values of motion blur and elastic transform, and for
-the random numbers of impulse noise. After raising VERSION, check this again, then run in this folder
+the random numbers of impulse noise. After raising VERSION, check this again, then run here
 `python -c "import test_corruptions as t; t.write_reference()"`.
 """
 
