@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from ctta_bench.cli import app
+from ctta_bench.cli.command import EXIT_CODES
 from ctta_bench.source_models.pretrained import load_source_model
 from tests.conftest import TOY
 
@@ -73,10 +76,40 @@ def test_every_command_has_an_example_in_its_help(invoke: Invoke) -> None:
         assert "Example" in invoke(*words, "--help").stdout
 
 
-def test_the_version_is_printed(invoke: Invoke) -> None:
+def test_the_version_is_printed_with_torch_and_the_commit(invoke: Invoke) -> None:
     from ctta_bench import __version__
 
-    assert invoke("--version").stdout.strip() == f"ctta-bench {__version__}"
+    line = invoke("--version").stdout.strip()
+    assert line.startswith(f"ctta-bench {__version__}, torch {torch.__version__.partition('+')[0]}")
+    if (TOY.parents[1] / ".git").exists():
+        assert re.search(r", commit [0-9a-f]{12}(\+edited)?$", line)
+
+
+def every_command(group: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    """The words of all commands and groups."""
+    yield words
+    for name, command in getattr(group, "commands", {}).items():
+        yield from every_command(command, *words, name)
+
+
+@pytest.mark.parametrize("words", [*every_command(typer.main.get_command(app))], ids=" ".join)
+def test_help_fits_80_columns_and_has_no_types_of_flags(
+    words: tuple[str, ...], invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke(*words, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "<bool>" not in text and "list[str]" not in text.replace("<list[str]>  Methods.", "")
+
+
+def test_help_groups_commands_and_options_and_has_the_exit_codes(invoke: Invoke) -> None:
+    text = invoke("--help").stdout
+    for panel in ("Run", "Follow runs", "Results", "Methods, models and data", "Write a method"):
+        assert f" {panel} ─" in text
+    assert all(f"{code} {meaning[:12]}" in text for code, meaning in EXIT_CODES.items())
+    panels = re.findall(r"╭─ ([\w ]+) ─", invoke("run", "--help").stdout)
+    assert panels == ["Arguments", "What to run", "Model", "Data", "Execution", "Output"]
+    assert "[default: (the benchmark's own)]" in " ".join(invoke("run", "--help").stdout.split())
 
 
 # -- running
@@ -121,6 +154,7 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     first = invoke("grid", "two.yaml", *PLUGIN)
     assert first.exit_code == 0, first.output
     assert "4 cells run, 0 were done before, 0 failed" in first.stdout
+    assert re.search(r"\[4/4\] done     tent toy seed 1  error \d+\.\d %  \d+ s\n", first.stderr)
     assert "0 cells run, 4 were done before" in invoke("grid", "two.yaml", *PLUGIN).stdout
     rows = json.loads(invoke("status", "runs/two", "--format", "json").stdout)
     assert [row["state"] for row in rows] == ["done"] * 4
@@ -166,7 +200,17 @@ def test_data_check_tells_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
         (("run", "tnet", "toy"), ("unknown method 'tnet'", "'tent'", "searched")),
         (("run", "tent", "tooy"), ("unknown benchmark", "'toy'")),
         (("run", "tent", "toy", "--preset", "papre"), ("no preset 'papre'", "default")),
+        (("run", "tent", "toy", "--preset", "coed"), ("did you mean 'code'?",)),
         (("run", "tent", "toy", "--set", "lrr=1"), ("unknown key 'lrr'", "'lr'")),
+        (("run", "tent", "toy", "--set", "learning_rate=1"), ("did you mean 'lr'?",)),
+        (("run", "tent", "toy", "--set", "benchmark.batchsize=1"), ("did you mean 'batch_size'?",)),
+        (("run", "tent", "toy", "--setting", "mixd"), ("did you mean 'mixed'?",)),
+        (("run", "tent", "toy", "--set", "domains=nois,clean"), ("did you mean 'noise'?",)),
+        (("run", "tent", "fashion_c", "--set", "domains=fgo"), ("did you mean 'fog'?",)),
+        (("run", "tent", "toy", "--model", "resnet50"), ("did you mean timm:resnet50",)),
+        (("run", "tent", "toy", "--device", "gpu"), ("--device 'gpu'", "cpu, cuda or cuda:NUMBER")),
+        (("run", "tent", "toy", "--device", "cuda:9"), ("--device cuda:9", "this machine has")),
+        (("grid", "quickstart", "--device", "cuda:9"), ("--device cuda:9", "this machine has")),
         (("run", "tent", "toy", "--set", "method.batch_size=1"), ("unknown key",)),
         (("run", "tent", "toy", "--set", "lr=fast"), ("lr", "'fast'", "number")),
         (("run", "tent", "toy", "--set", "lr=-1"), ("lr", "-1", "greater")),
@@ -201,6 +245,61 @@ def test_a_mistake_gets_one_sentence_and_code_2(
 ) -> None:
     plugin = () if arguments[0] in ("status", "report") else PLUGIN
     refused(invoke(*arguments, *plugin), *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--set", "domains=fgo"), "fashion_c has no domain 'fgo'; did you mean 'fog'?"),
+        (("--set", "batchsize=1"), "unknown key 'batchsize'; did you mean 'batch_size'?"),
+        (("--benchmark", "fashon_c"), "unknown benchmark 'fashon_c', did you mean 'fashion_c'"),
+    ],
+)
+def test_one_mistake_in_all_methods_is_one_message(
+    options: tuple[str, ...], sentence: str, invoke: Invoke
+) -> None:
+    result = invoke("grid", "quickstart", *options)
+    refused(result, sentence)
+    assert result.stderr.count("\n") == 1 and "methods[" not in result.stderr
+
+
+def test_a_mistake_in_some_methods_names_them(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(
+        "methods: [source, {name: tent, set: {lr: -1}}, tent, {name: tent, set: {lr: -1}}]\n"
+        "benchmarks: [toy]\nseeds: [0, 1]\n"
+    )
+    result = invoke("grid", "bad.yaml", *PLUGIN)
+    refused(result, "methods[1], methods[3]: method tent.lr: -1")
+    assert result.stderr.count("-1") == 1
+
+
+@pytest.mark.parametrize("value", ["gaussian,jpeg", "[gaussian,jpeg]", "[gaussian, 'jpeg']"])
+def test_domains_may_be_short_and_the_record_has_their_full_names(value: str) -> None:
+    from ctta_bench.config.cell import CellRequest, resolve
+    from ctta_bench.config.validation import parse_assignments
+
+    def record(text: str) -> Any:
+        given = parse_assignments([f"domains={text}"])
+        request = CellRequest(method="source", benchmark="fashion_c", set=given)
+        return resolve(request).record
+
+    cell = record(value)
+    assert cell["benchmark"]["domains"] == ["gaussian_noise", "jpeg_compression"]
+    assert cell["id"] == record("[gaussian_noise, jpeg_compression]")["id"]
+
+
+def test_a_beginning_of_two_domains_is_no_name(invoke: Invoke) -> None:
+    out = invoke("run", "source", "imagenet_3dcc", "--set", "domains=far")
+    assert "no domain" not in out.stderr  # far_focus
+    refused(invoke("run", "source", "ccc", "--set", "domains=baseline"), "no domain 'baseline'")
+
+
+def test_printed_commands_quote_paths_with_spaces(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "my grid.yaml").write_text("methods: [source]\nbenchmarks: [toy]\n")
+    done = invoke("grid", "my grid.yaml", *PLUGIN, "--out", "my runs")
+    assert "ctta-bench report 'my runs'" in done.stdout
+    skeleton = invoke("new", "method", "mine", "--out", "my methods").stdout
+    assert "ctta-bench check mine --plugin 'my methods/mine.py'" in skeleton
 
 
 HOSTILE = {

@@ -71,7 +71,7 @@ def refused(result: Result, *words: str) -> None:
         assert word in result.stderr
 
 
-def test_the_list_tells_how_to_get_each_set_and_what_is_there(data: Invoke) -> None:
+def test_the_list_shows_how_to_get_each_set_and_which_are_there(data: Invoke) -> None:
     rows = {row["name"]: row for row in json.loads(data("list", "--format", "json").stdout)}
     assert rows["cifar10_c"]["how"] == "download, 2.9 GB"
     assert rows["imagenet_c"]["how"] == "download, 50.2 GB (+ extra)"
@@ -89,7 +89,7 @@ def test_a_set_is_fetched_checked_and_unpacked_without_a_question(
     assert re.search(r"CIFAR-10-C\.tar from 127\.0\.0\.1:\d+: [\d,]+ bytes, md5 ", told.stdout)
     assert (tmp_path / "mine" / "CIFAR-10-C" / "fog.npy").read_bytes() == b"abc"
     again = data("download", "cifar10_c", "--root", tmp_path / "mine")
-    assert "there already" in again.stdout
+    assert "already there" in again.stdout
     assert len(server.requests) == 1
     assert data("verify", "cifar10_c", "--root", tmp_path / "mine").exit_code == 0
 
@@ -119,7 +119,7 @@ def test_a_folder_can_be_the_mirror(data: Invoke, server: Behaviour, tmp_path: P
         (("download", "cifar11_c"), ("Did you mean 'cifar10_c'",)),
         (("make",), ("either a benchmark or --layout",)),
         (("make", "cifar10_c", "--layout", "cifar10_c"), ("either a benchmark or --layout",)),
-        (("make", "--layout", "cifar10_c", "--seed", "1"), ("takes --data-root, --images",)),
+        (("make", "--layout", "cifar10_c", "--seed", "1"), ("takes only --data-root, --images",)),
         (("make", "cifar10_c", "--images", "3"), ("--images", "--layout")),
         (("make", "cifar10_c", "--workers", "0"), ("--workers 0",)),
         (("make", "cifar10_c", "--source", "nowhere"), ("nowhere", "no such file")),
@@ -127,7 +127,7 @@ def test_a_folder_can_be_the_mirror(data: Invoke, server: Behaviour, tmp_path: P
         (("verify", "cifar10_c"), ("missing",)),
     ],
 )
-def test_what_cannot_be_is_told_in_one_sentence(
+def test_a_mistake_gets_one_sentence(
     words: tuple[str, ...], reasons: tuple[str, ...], data: Invoke
 ) -> None:
     refused(data(*words), *reasons)
@@ -142,8 +142,8 @@ def test_a_set_is_made_of_a_users_array_and_proven(data: Invoke, tmp_path: Path)
     images = np.random.RandomState(0).randint(0, 255, (3, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(3))
     words = ("make", "cifar10_c", "--source", "mine.npz", "--corruption", "contrast")
-    assert "made 1 parts" in data(*words).stdout
-    assert "all was there" in data(*words).stdout
+    assert "made 1 file(s)" in data(*words).stdout
+    assert "already complete" in data(*words).stdout
     found = json.loads(data("verify", "cifar10_c", "--format", "json").stdout)
     assert [(f["place"], f["verdict"]) for f in found[:2]] == [
         ("CIFAR-10-C/contrast.npy", "whole"),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctta_bench.cli import app
+from ctta_bench.cli import app, completion
 from ctta_bench.config.options import CellOptions, cell_options
 from ctta_bench.config.request import CellRequest
+from ctta_bench.registry import BENCHMARKS, METHODS, load_plugin
 from tests.conftest import TOY
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +102,23 @@ def test_a_request_has_every_option_with_the_default_that_was_declared() -> None
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
+        ("run --plugin TOY tent to", ["toy"]),
+        ("run tent fashion_c --model fashion_c", ["fashion_cnn"]),
+        ("run --plugin TOY tent toy --model toy_", ["toy_vit", "toy_cnn"]),
+        ("run tent fashion_c --preset p", ["paper", "published"]),
+        ("run sar fashion_c --set r", ["repeat=", "reset_constant=", "rho=", "rounds="]),
+        ("run sar fashion_c --set benchmark.exa", ["benchmark.examples="]),
+        ("run tent fashion_c --set precision=b", ["precision=bfloat16"]),
+        ("run tent fashion_c --set setting=cd", ["setting=cdc"]),
+        ("run tent fashion_c --set domains=jp", ["domains=jpeg_compression"]),
+        ("run tent fashion_c --set domains=[fog,con", ["domains=[fog,contrast"]),
+        ("run tent imagenet_3dcc --set domains=fl", ["domains=flash"]),
+        ("run tent streets_acdc --set domains=n", ["domains=night"]),
+        ("grid quickstart --set domains=gaussian_n", ["domains=gaussian_noise"]),
+        ("tune tent --benchmark streets_ac", ["streets_acdc"]),
+        ("check ten", ["tent"]),
+        ("data check fashion_c", ["fashion_c"]),
+        ("run nothing nowhere --set lrx", []),
         ("run tent toy --precision ", ["float64", "float32", "bfloat16", "float16"]),
         ("run tent toy --keep-models ", ["none", "last", "domains"]),
         ("run pseudo", ["pseudo_label"]),
@@ -112,7 +130,7 @@ def test_a_request_has_every_option_with_the_default_that_was_declared() -> None
     ],
 )
 def test_the_shell_completes_choices(words: str, offered: list[str]) -> None:
-    arguments = f"ctta-bench {words}"
+    arguments = f"ctta-bench {words.replace('TOY', str(TOY))}"
     environment = {
         "_CTTA_BENCH_COMPLETE": "complete_bash",
         "COMP_WORDS": arguments,
@@ -120,3 +138,45 @@ def test_the_shell_completes_choices(words: str, offered: list[str]) -> None:
     }
     done = CliRunner().invoke(app, [], env=environment, prog_name="ctta-bench")
     assert done.stdout.split() == offered
+
+
+def test_completion_finds_the_keys_and_domains_that_the_code_has(tmp_path: Path) -> None:
+    given = {"plugin": [str(TOY)]}
+    load_plugin(str(TOY))
+    for name in METHODS.names():
+        keys = {*completion.assignments({**given, "method": name}, "method.")}
+        assert keys == {f"method.{key}=" for key in METHODS.get(name).Hyperparameters.model_fields}
+    for name in BENCHMARKS.names():
+        here = {**given, "benchmark": name}
+        entry = BENCHMARKS.get(name)
+        keys = {*completion.assignments(here, "benchmark.")}
+        assert keys == {f"benchmark.{key}=" for key in entry.Settings.model_fields}
+        if name in ("ccc", "image_folder"):  # made of numbers, of folders
+            continue
+        built = entry(None, tmp_path)
+        domains = [f"domains={d}" for d in (*built.domain_names(), *built.extra_domains())]
+        assert [*completion.assignments(here, "domains=")] == domains
+
+
+def test_completion_loads_no_torch_and_completes_the_piece_that_bash_replaces() -> None:
+    words = ["ctta-bench", "run", "tent", "fashion_c", "--set", "domains", "=", "fog,con"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import atexit, sys; sys.argv[0] = 'ctta-bench'; from ctta_bench.cli import main\n"
+            "atexit.register(lambda: print('torch' in sys.modules))\n"
+            "main()",
+        ],
+        env=os.environ
+        | {
+            "_CTTA_BENCH_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["fog,contrast", "False"], done.stderr

@@ -1,7 +1,8 @@
 """What the shell offers while a user types: names, keys and values, without importing torch.
 
-Methods and benchmarks are read as text, like the registries read them: their classes, base classes
-and constants, through imports inside the package. What text alone does not show is not offered.
+The sources of methods and benchmarks are parsed, as the registries do: their classes, base classes
+and constants, through imports inside the package. Names that are computed at run time are not
+offered.
 """
 
 import ast
@@ -27,7 +28,7 @@ Complete = Callable[[Given, str], Iterable[str]]  # from them and the word's sta
 
 
 def completion(candidates: Complete) -> Callable[[typer.Context, str], list[str]]:
-    """What typer calls for the words that may follow in the shell."""
+    """The function that typer calls for the candidates of a word."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         # After an option without its value the parser leaves arguments as words.
@@ -47,8 +48,8 @@ def one_of(*words: str) -> Callable[[typer.Context, str], list[str]]:
 
 @contextlib.contextmanager
 def whole_words_in_bash() -> Iterator[None]:
-    """Bash splits words at `=` and `:`, and replaces only the last piece: join them for typer, and
-    print candidates without what stands before that piece. Nothing happens outside a completion."""
+    """Bash splits words at `=` and `:` and replaces only the last piece. Join the pieces for typer,
+    and print only the last piece of each candidate. Outside of a completion this does nothing."""
     words = os.environ.get("COMP_WORDS", "").split("\n")
     if os.environ.get("_CTTA_BENCH_COMPLETE") != "complete_bash" or len(words) < 2:
         yield
@@ -204,7 +205,7 @@ def _class(registry: Registry, name: str, given: Given) -> Found:
 
 
 def _named(module: str, name: str, body: Iterable[ast.AST]) -> Found:
-    """What a name is in the body of a module or class: a definition, or the value it is given."""
+    """The definition of a name, or its value, in the body of a module or class."""
     for node in body:
         match node:
             case ast.ClassDef(name=own) | ast.FunctionDef(name=own) if own == name:
@@ -218,7 +219,7 @@ def _named(module: str, name: str, body: Iterable[ast.AST]) -> Found:
 
 
 def _global(module: str, name: str) -> Found:
-    """What a name is in a module: its own, or imported from another of the package."""
+    """The definition of a name in a module: its own, or imported from another of the package."""
     tree = _tree(module)
     if found := _named(module, name, tree.body):
         return found
@@ -231,7 +232,7 @@ def _global(module: str, name: str) -> Found:
 
 
 def _follow(module: str, node: ast.AST) -> Found:
-    """What an expression names: `Name` or `Class.Name`; any other stands for itself."""
+    """The definition that `Name` or `Class.Name` refers to; any other expression as it is."""
     match node:
         case ast.Name(id=name):
             return _global(module, name)
@@ -278,8 +279,8 @@ def _texts(module: str, node: ast.AST | None, owner: Found) -> list[str]:
         case ast.Starred(value=inner) | ast.Call(func=ast.Name(id="tuple"), args=[inner]):
             return _texts(module, inner, owner)
         case ast.Subscript(value=inner, slice=ast.Slice(lower=low, upper=high)):
-            bounds = (n.value if isinstance(n, ast.Constant) else None for n in (low, high))
-            return _texts(module, inner, owner)[slice(*bounds)]
+            low, high = (ast.literal_eval(n) if n is not None else None for n in (low, high))
+            return _texts(module, inner, owner)[low:high]
         case ast.Attribute(value=ast.Name(id="self"), attr=name):
             found = _member(owner, name)
         case ast.Name(id=name):

@@ -191,7 +191,7 @@ def data_make(
         folder, made = make_benchmark(
             benchmark, root, options, workers=processes, report=bar.counted("corrupting images")
         )
-    what = f"made {len(made)} files or folders" if made else "already complete"
+    what = f"made {len(made)} file(s) or folder(s)" if made else "already complete"
     typer.echo(f"{folder}: {what}")
 
 
