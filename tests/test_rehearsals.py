@@ -175,12 +175,10 @@ def test_the_readers_are_all_that_there_are() -> None:
     assert shipped == {benchmark for benchmark, *_ in READERS.values()}
 
 
-RUN = default_and_slow(p for p in PAIRS if p not in REFUSED)
+TAKEN = default_and_slow(p for p in PAIRS if p not in REFUSED)
 
 
-@pytest.mark.parametrize(("reader", "setting"), RUN)
-    ("reader", "setting"), default_and_slow(p for p in PAIRS if p not in REFUSED)
-)
+@pytest.mark.parametrize(("reader", "setting"), TAKEN)
 def test_the_reader_runs_under_the_setting(reader: str, setting: str, run: Run) -> None:
     found = told(run(reader, setting))
     assert tuple(found) == READERS[reader][2]

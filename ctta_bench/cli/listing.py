@@ -33,8 +33,8 @@ TERMINAL: dict[str, dict[str, Callable[[Row], str]]] = {
     "methods": {
         "name": lambda row: row["name"],
         "method": lambda row: _with_paper(row),
-        "task": lambda row: {"classification": "classify", "segmentation": "segment"}.get(
-            row["task"], row["task"]
+        "task": lambda row: str(
+            {"classification": "classify", "segmentation": "segment"}.get(row["task"], row["task"])
         ),
         "adapts": lambda row: row.get("adapts_layers", ""),
         "source data": lambda row: row["source_data"],
@@ -167,7 +167,9 @@ def rows_of(what: str) -> list[Row]:
 
 
 def _row(kind: registry.Registry, entry: registry.Entry) -> Row:
-    plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in entry.attributes.items()}
+    plain: Row = {
+        k: sorted(v) if isinstance(v, frozenset) else v for k, v in entry.attributes.items()
+    }
     citation = kind.citation(entry.name)
     known = registry.references() if citation else {}
     row = {
