@@ -339,7 +339,7 @@ class _OldName:
     def __get__(self, instance: object, kind: type) -> Any:
         self._warn_once()
         if self.new not in vars(self.owner):  # an attribute of instances
-            return getattr(instance, self.new)
+            return self if instance is None else getattr(instance, self.new)
         found = vars(self.owner)[self.new]
         return found.__get__(instance, kind) if hasattr(found, "__get__") else found
 
