@@ -159,6 +159,10 @@ def grid(
     if not options.dry_run:
         check_writable(directory)
     profile = _profile(executor, options.profile, options.jobs)
+    if profile is None and options.device is not None:
+        from ctta_bench.run.environment import chosen_device
+
+        chosen_device(options.device)  # a device that is missing is refused before any work
     from ctta_bench.source_models.shared import Models
 
     models = Models(several=True)
