@@ -55,7 +55,7 @@ def test_check_lists_the_stream_the_extras_and_what_is_unknown(imagenet: Path) -
 
 def test_check_ends_in_words_that_a_reader_can_use(imagenet: Path) -> None:
     done = call("data", "check", "imagenet_c", "--data-root", imagenet)
-    assert "imagenet_c: all there; 15 domains: gaussian_noise, shot_noise" in done.stdout
+    assert "imagenet_c: complete; 15 domains: gaussian_noise, shot_noise" in done.stdout
     assert "note: all images of a set smaller than RobustBench's list" in done.stdout
 
 

@@ -255,7 +255,7 @@ def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
     until(lambda: any(batches(cell) for cell in runs.glob("slow-*")))
     # The launcher is the direct parent of the worker processes.
     assert {parent_of(pid) for pid in workers_of(runs)} == {launcher.pid}
-    assert "processes of this machine ended" in call("cancel", runs).stdout
+    assert "processes on this machine stopped" in call("cancel", runs).stdout
     launcher.communicate(timeout=60)
     assert workers_of(runs) == []
     assert "cancelled" in states(runs)
