@@ -225,7 +225,10 @@ def test_data_check_tells_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
         (("run", "tent", "toy", "--seed", "-1"), ("seed", "-1")),
         (("run", "tent", "toy", "--model", "toy_vti"), ("unknown model", "'toy_vit'")),
         (("run", "tent", "toy", "--model", "timm:nope"), ("timm has no model 'nope'",)),
-        (("run", "paid", "toy", "--model", "toy_cnn"), ("PAID does not support toy_cnn", "linear layers of role q")),
+        (
+            ("run", "paid", "toy", "--model", "toy_cnn"),
+            ("PAID does not support toy_cnn", "linear layers of role q"),
+        ),
         (("run", "tent", "toy", "--weights", "none.pth"), ("none.pth", "no such file")),
         (("run", "tent", "toy", "--preprocessing", "raw"), ("raw", "lineage")),
         (("run", "tent", "toy", "--format", "xml"), ("xml", "json")),
@@ -311,13 +314,15 @@ HOSTILE = {
     "deep.yaml": "methods: " + "[" * 3000 + "]" * 3000,
     "self.yaml": "_base_: self.yaml\nmethods: [tent]\n",
     "empty.yaml": "",
+    "octal.yaml": "methods: [tent]\nbenchmarks: [toy]\nseeds: [010]\n",
+    "sexagesimal.yaml": "methods: [tent]\nbenchmarks: [toy]\nset: {lr: 1:30}\n",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_unreadable_and_hostile_yaml_is_refused(name: str, invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / name).write_text(HOSTILE[name])
-    refused(invoke("grid", name), name)
+    refused(invoke("grid", name, *PLUGIN), name)
     assert not (tmp_path / "hacked").exists()
 
 

@@ -1,5 +1,6 @@
 """YAML files as plain mappings: strict, safe, and merged over the files in `_base_`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ class _StrictLoader(yaml.SafeLoader):
                     problem=f"key {key!r} is given twice", problem_mark=node.start_mark
                 )
         return super().construct_mapping(node, deep)
+
+
+def _plain_number(loader: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    """A number as it is read everywhere. YAML 1.1 takes 010 for 8, 1:30 for 90, 1_0 for 10."""
+    if re.match(r"[-+]?0[0-9box]|.*[:_]", node.value):
+        raise yaml.MarkedYAMLError(
+            problem=f"{node.value!r} is no plain decimal number; write it as one, or in quotes",
+            problem_mark=node.start_mark,
+        )
+    is_int = node.tag.endswith("int")
+    return loader.construct_yaml_int(node) if is_int else loader.construct_yaml_float(node)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _plain_number)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _plain_number)
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:
