@@ -32,8 +32,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
 EXIT_CODES = {
     0: "all is done",
-    1: "a cell failed or is not done, a check failed, or files differ (or a fault of the program, "
-    "with a traceback)",
+    1: "a cell failed or is not done, a check failed, or cells contradict each other (or a fault "
+    "of the program, with a traceback)",
     2: "a mistake that you can correct: one sentence says what and where",
     INTERRUPTED: "interrupted by Ctrl-C or a signal: the same command resumes",
 }

@@ -194,11 +194,13 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the file if it exists.")
     ] = False,
+    plugin: Plugin = None,
 ) -> None:
     """Write an adapted model as a plain network, adapters merged, that timm (or mmseg) loads.
 
     Example: `ctta-bench export runs/single/paid-fashion_c-... adapted.safetensors`
     """
+    load_plugins(plugin)
     from ctta_bench.run.export import export as write
 
     source = write(cell, out, domain=domain, force=force)
