@@ -36,7 +36,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Invoke]:
 
 
 def refused(result: Result, *words: str) -> None:
-    """Assert the form of a refusal: code 2, one `error:` sentence with these words."""
+    """Assert a refusal: exit code 2, one `error:` sentence with these words."""
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
@@ -185,7 +185,7 @@ def test_a_dry_run_lists_the_cells_and_writes_nothing(invoke: Invoke, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_data_check_tells_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
+def test_data_check_shows_what_is_there(invoke: Invoke, tmp_path: Path) -> None:
     assert "15 domains" in invoke("data", "check", "fashion_c").stdout
     refused(invoke("data", "check", "image_folder"), "--data-root")
     refused(invoke("data", "check", "image_folder", "--data-root", tmp_path / "no"), "no folder")
@@ -422,7 +422,7 @@ def wait_for_batches(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_checkpoints_says_so_and_resumes_to_the_same_bits(
+def test_an_interrupt_checkpoints_says_so_and_resumes_bit_identically(
     number: signal.Signals, invoke: Invoke, tmp_path: Path
 ) -> None:
     call = ("run", "sar", "toy", "--rounds", "8", "--set", "margin=2", "--out")
@@ -495,7 +495,7 @@ def test_the_loaded_model_is_the_registered_one() -> None:
     assert "toy_vit" in MODELS.names()
 
 
-def test_verbose_lists_tell_hyper_parameters_ranges_and_presets(invoke: Invoke) -> None:
+def test_verbose_lists_show_hyper_parameters_ranges_and_presets(invoke: Invoke) -> None:
     text = invoke("list", "methods", "--verbose").stdout
     assert "matches ^[qkvom]+$" in text and "skip_last_blocks" in text
     rows = json.loads(invoke("list", "methods", "--verbose", "--format", "json").stdout)
@@ -515,7 +515,7 @@ def test_parity_prints_source_difference_and_verdict(invoke: Invoke) -> None:
     assert "DequanWang/tent" in invoke("parity", "tent").stdout
 
 
-def test_parity_lists_every_case_and_passes_none_of_a_method_that_is_not_there(
+def test_parity_lists_every_case_and_passes_none_of_an_unknown_method(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ctta_bench.authoring import parity
@@ -538,12 +538,12 @@ def test_parity_takes_further_folders_and_fails_where_figures_differ(
 ) -> None:
     import shutil
 
-    golden = TOY.parent / "parity"
+    reference = TOY.parent / "parity"
     for part in ("model", "stream"):
-        shutil.copytree(golden / part, tmp_path / "mine" / part)
+        shutil.copytree(reference / part, tmp_path / "mine" / part)
     (tmp_path / "mine" / "cases").mkdir()
     for suffix in (".json", ".safetensors"):
-        source = golden / "cases" / f"tent_ln_sgd{suffix}"
+        source = reference / "cases" / f"tent_ln_sgd{suffix}"
         shutil.copy(source, tmp_path / "mine" / "cases" / f"anything{suffix}")
     file = tmp_path / "mine" / "cases" / "anything.json"
     file.write_text(file.read_text().replace('"lr": 0.001', '"lr": 0.002'))

@@ -84,9 +84,9 @@ def test_the_list_shows_how_to_get_each_set_and_which_are_there(data: Invoke) ->
 def test_a_set_is_fetched_checked_and_unpacked_without_a_question(
     data: Invoke, server: Behaviour, tmp_path: Path
 ) -> None:
-    told = data("download", "CIFAR10-C", "--root", tmp_path / "mine")
-    assert told.exit_code == 0, told.output
-    assert re.search(r"CIFAR-10-C\.tar from 127\.0\.0\.1:\d+: [\d,]+ bytes, md5 ", told.stdout)
+    result = data("download", "CIFAR10-C", "--root", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"CIFAR-10-C\.tar from 127\.0\.0\.1:\d+: [\d,]+ bytes, md5 ", result.stdout)
     assert (tmp_path / "mine" / "CIFAR-10-C" / "fog.npy").read_bytes() == b"abc"
     again = data("download", "cifar10_c", "--root", tmp_path / "mine")
     assert "already there" in again.stdout
@@ -105,8 +105,8 @@ def test_a_web_page_in_place_of_the_set_ends_with_one_sentence(
 
 def test_a_folder_can_be_the_mirror(data: Invoke, server: Behaviour, tmp_path: Path) -> None:
     (tmp_path / "CIFAR-10-C.tar").write_bytes(server.files["CIFAR-10-C.tar"])
-    told = data("download", "cifar10_c", "--mirror", tmp_path, "--quiet")
-    assert (told.exit_code, told.stdout) == (0, "")
+    result = data("download", "cifar10_c", "--mirror", tmp_path, "--quiet")
+    assert (result.exit_code, result.stdout) == (0, "")
     assert server.requests == []
 
 
@@ -134,8 +134,8 @@ def test_a_mistake_gets_one_sentence(
 
 
 def test_an_embedded_set_needs_no_fetching(data: Invoke) -> None:
-    told = data("download", "fashion-c")
-    assert (told.exit_code, "nothing to fetch" in told.stdout) == (0, True)
+    result = data("download", "fashion-c")
+    assert (result.exit_code, "nothing to fetch" in result.stdout) == (0, True)
 
 
 def test_a_set_is_made_of_a_users_array_and_proven(data: Invoke, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_every_command_of_the_page_is_one() -> None:
     assert len(called) >= 10
     for call in called:
         group = call[1:3] if call[1] in ("data", "models") else call[1:2]
-        told = CliRunner().invoke(app, [*group, "--help"])
-        assert told.exit_code == 0, call
+        result = CliRunner().invoke(app, [*group, "--help"])
+        assert result.exit_code == 0, call
         options = {word.partition("=")[0] for word in call if word.startswith("--")}
-        assert [option for option in options if option not in told.output] == []
+        assert [option for option in options if option not in result.output] == []
