@@ -177,6 +177,12 @@ RENAMED_MODULES: Mapping[str, str] = {
     "warmup": "method.warmup",
     "yaml_files": "config.yaml",
 }
+_RENAMED_CHECKS = {
+    "labels_never_reach_it": "labels_are_not_read",
+    "reset_restores_every_bit": "reset_is_bit_identical",
+    "resume_is_bit_same": "resume_is_bit_identical",
+    "same_seed_same_bits": "same_seed_is_bit_identical",
+}
 # By module, below `ctta_bench`, as it is called now: old name, new name.
 RENAMED_NAMES: Mapping[str, Mapping[str, str]] = {
     "parts.adapters.injection": {"bypassed": "adapters_disabled", "steady": "cached_weights"},
@@ -194,7 +200,7 @@ RENAMED_NAMES: Mapping[str, Mapping[str, str]] = {
     "parts.selection": {"FOLLOWING": "BATCH_SHARE"},
     "parts.source.moments": {"kept_statistics": "cached_statistics"},
     "parts.views.batch": {"in_parts": "in_chunks"},
-    "testing": {"serving_benches": "supported_benches"},
+    "testing": {"serving_benches": "supported_benches", **_RENAMED_CHECKS},
 }
 # By class, below `ctta_bench`, as it is called now: old name, new name.
 RENAMED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
@@ -260,6 +266,7 @@ RENAMED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 }
 # By argument: old value, new value.
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "Method.exempt": _RENAMED_CHECKS,
     "Setting.join": {
         "chain": "concatenate",
         "stream": "continuous",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import BATCH_NORMS, SourceModel, Task
-from ctta_bench.names import renamed
+from ctta_bench.names import renamed, renamed_value
 from ctta_bench.registry import METHODS
 from ctta_bench.source_models.tiny import (
     CLASSES,
@@ -90,8 +90,9 @@ def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
     """
     entry = METHODS.get(name)
     benches = supported_benches(entry, overrides)
+    exempt = {bench.task: _exempt(entry, bench.task) for bench in benches}
     for check_name, function in CHECKS.items():
-        why = {b.task: entry.declared("exempt", b.task).get(check_name, "") for b in benches}
+        why = {task: reasons.get(check_name, "") for task, reasons in exempt.items()}
         checked = [bench for bench in benches if not why[bench.task]]
         wrong = next(filter(None, (_fault(function, bench) for bench in checked)), "")
         if wrong or not checked:
@@ -99,8 +100,14 @@ def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
             state, detail = ("failed", wrong) if wrong else ("exempt", reason)
             yield Outcome(name, check_name, state, detail)
             continue
-        exempt = [f"exempt on {task}: {reason}" for task, reason in why.items() if reason]
-        yield Outcome(name, check_name, "passed", "; ".join(exempt))
+        reasons = [f"exempt on {task}: {reason}" for task, reason in why.items() if reason]
+        yield Outcome(name, check_name, "passed", "; ".join(reasons))
+
+
+def _exempt(entry: type[Method], task: Task) -> dict[str, str]:
+    """The exemptions that a class declares, by the present names of checks."""
+    declared = entry.declared("exempt", task)
+    return {renamed_value("Method.exempt", check): why for check, why in declared.items()}
 
 
 def _fault(function: Callable[["Bench"], None], bench: "Bench") -> str:
@@ -292,7 +299,7 @@ def scored_logits(bench: Bench) -> None:
 
 
 @check
-def labels_never_reach_it(bench: Bench) -> None:
+def labels_are_not_read(bench: Bench) -> None:
     """`adapt` takes images only, and `prepare` reads labels only with labelled source access."""
     parameters = list(inspect.signature(bench.entry.adapt).parameters)
     expect(len(parameters) == 2, f"adapt takes {', '.join(parameters[1:])}; it gets images only")
@@ -300,7 +307,7 @@ def labels_never_reach_it(bench: Bench) -> None:
 
 
 @check
-def reset_restores_every_bit(bench: Bench) -> None:
+def reset_is_bit_identical(bench: Bench) -> None:
     """After a reset, the same stream gives bit-identical logits."""
     method, batches = bench.method(), bench.batches()
     start = bench.tensors(method.model)
@@ -315,7 +322,7 @@ def reset_restores_every_bit(bench: Bench) -> None:
 
 
 @check
-def resume_is_bit_same(bench: Bench) -> None:
+def resume_is_bit_identical(bench: Bench) -> None:
     """A state saved at any batch and loaded into a new method gives bit-identical logits."""
     batches, whole = bench.batches(5), bench.method()
     saved, expected = [], []
@@ -447,7 +454,7 @@ def declared_passes(bench: Bench) -> None:
 
 
 @check
-def same_seed_same_bits(bench: Bench) -> None:
+def same_seed_is_bit_identical(bench: Bench) -> None:
     """Equal seeds give bit-identical logits, whatever else draws random numbers."""
     one, other = bench.method(seed=5), bench.method(seed=5)
     for images in bench.batches():
