@@ -69,7 +69,7 @@ def test_each_command_has_options_with_defaults(bench: Any) -> None:
 
 
 def test_the_parts_of_a_profile_are_called_by_the_engine(bench: Any) -> None:
-    for owner, attribute, _ in importlib.import_module("costs.profile").PARTS:
+    for owner, attribute, _ in importlib.import_module("costs.profile").SECTIONS:
         assert callable(getattr(owner, attribute)), attribute
 
 

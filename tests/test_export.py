@@ -168,7 +168,9 @@ def test_a_done_cell_without_its_models_asks_for_force(folder: RunFolder) -> Non
     run_cell(resolve(request(keep_models="none")), folder)
     assert models(folder) == {}
     for keep in ("last", "domains"):
-        with pytest.raises(RunError, match=rf"without the models .*{keep} .* use --force"):
+        with pytest.raises(
+            RunError, match=rf"without the models of .*{keep}; rerun it with --force"
+        ):
             run_cell(resolve(request(keep_models=keep)), folder)
     run_cell(resolve(request()), folder, RunOptions(force=True))
     assert len(models(folder)) == 3
@@ -280,11 +282,13 @@ def test_an_exported_model_can_be_run(kept: Path, tmp_path: Path, folder: RunFol
 
 def test_mistakes_of_an_export_are_refused_with_a_sentence(kept: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    with pytest.raises(ConfigError, match=r"out.pt: an export is a .safetensors file"):
+    with pytest.raises(ConfigError, match=r"out.pt: exports are .safetensors files"):
         export(kept, tmp_path / "out.pt")
     with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, out)
-    with pytest.raises(RunError, match="no model of domain 'fog'; it has: 00-clean, 01-dark, 02-n"):
+    with pytest.raises(
+        RunError, match="no saved model of domain 'fog'; it has: 00-clean, 01-dark, 02-n"
+    ):
         export(kept, out, domain="fog")
     assert not out.exists()
     out.write_bytes(b"")

@@ -134,7 +134,7 @@ def test_half_precision_is_scored_in_single() -> None:
 
 
 def test_a_label_out_of_range_is_refused() -> None:
-    with pytest.raises(DataError, match="holds the value 7, but the classes are 0 to 3"):
+    with pytest.raises(DataError, match="contains the value 7, but classes are 0 to 3"):
         confusion(maps("0000"), maps("0007"))
 
 

@@ -130,4 +130,4 @@ def test_a_file_is_taken_from_the_one_report_that_has_it(tmp_path, monkeypatch):
     assert SCRIPT.take("p/x.csv", tmp_path, "x-?.csv", ["pre-processing lineage"]) == []
     assert (tmp_path / "docs" / "p" / "x.csv").read_text() == "b"
     (problem,) = SCRIPT.take("p/x.csv", tmp_path, "x-?.csv", [])
-    assert problem.startswith("p/x.csv: 2 files like")
+    assert problem.startswith("p/x.csv: 2 files match")

@@ -393,7 +393,7 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
 @pytest.mark.parametrize("method", ["source", "vida"])
 def test_what_a_warm_up_left_is_no_source_model(method: str, finished: Path) -> None:
     file = warmup_folder(finished) / "warmup.safetensors"
-    with pytest.raises(DataError, match="holds what a method learnt in its warm-up"):
+    with pytest.raises(DataError, match="holds the state of a method after its warm-up"):
         cell(method, set={}, weights=file)
 
 

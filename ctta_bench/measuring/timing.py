@@ -59,9 +59,9 @@ def take_turns(
     with gc_paused():
         for repeat in range(-warm, repeats):
             for name, work in works.items():
-                began = now()
+                started = now()
                 work()
-                spent = now() - began
+                spent = now() - started
                 if repeat >= 0:
                     times[name].append(spent)
             gc.collect()

@@ -176,34 +176,34 @@ class RunFolder:
 
         The error is raised again; an OSError and a `sys.exit` become a RunError.
         """
-        began = timestamp()
+        started = timestamp()
         try:
             yield
         except BusyError:
             raise  # another process runs the cell or its warm-up: nothing failed
         except KeyboardInterrupt as error:
-            self._record_attempt(began, "interrupted", signal=str(error) or "SIGINT")
+            self._record_attempt(started, "interrupted", signal=str(error) or "SIGINT")
             raise
         except SystemExit as error:
             failure = RunError(f"{self.path}: the code called sys.exit({error.code!r}).")
-            self._record_failure(began, failure)
+            self._record_failure(started, failure)
             raise failure from error
         except Exception as error:
-            self._record_failure(began, error)
+            self._record_failure(started, error)
             if isinstance(error, OSError):
                 raise RunError(f"{self.path}: {error.strerror or error}.") from error
             raise
 
-    def _record_failure(self, began: str, error: BaseException) -> None:
+    def _record_failure(self, started: str, error: BaseException) -> None:
         with contextlib.suppress(OSError, RunError):
             expected = isinstance(error, (CttaBenchError, OSError))
             text = str(error) if expected else "".join(traceback.format_exception(error)).rstrip()
             self.append_log(f"failed: {text}")
             self.write_failure(error)
-        self._record_attempt(began, "failed", reason=_first_line(error))
+        self._record_attempt(started, "failed", reason=_first_line(error))
 
-    def _record_attempt(self, began: str, outcome: str, **facts: str) -> None:
-        times = {"began": began, "ended": timestamp()}
+    def _record_attempt(self, started: str, outcome: str, **facts: str) -> None:
+        times = {"began": started, "ended": timestamp()}
         self.add_attempt({"outcome": outcome, **facts, **times, **identified(this_process())})
 
     def attempts(self) -> list[AttemptRecord]:

@@ -74,10 +74,10 @@ def run_stream(
             method.reset()
         images = batch.images.to(dtype)
         counted = dict(method.counters)
-        began = time.perf_counter()
+        started = time.perf_counter()
         logits = method(images)
         scores = progress.scorer.score(logits, batch.labels)  # waits for the device
-        spent = time.perf_counter() - began
+        spent = time.perf_counter() - started
         progress.seconds += spent
         progress.arrays.append(scores | _where(batch))
         progress.frames += progress.scorer.frames(batch, logits, progress.frames)

@@ -134,13 +134,13 @@ def _run(
     write_json(folder.file(ENVIRONMENT_FILE), environment(opened.device))
     lines, seconds = _resume(folder, warmup, options.loggers)
     rewrite_lines(folder, lines)
-    began = time.monotonic() - seconds
-    signal_name = _update(warmup, lines, began, record, folder, options, alive)
+    started = time.monotonic() - seconds
+    signal_name = _update(warmup, lines, started, record, folder, options, alive)
     learnt = warmup.finish()
     load_warmed(method, learnt)
     method.warmed_up()
     found = _summary(record["id"], lines, warmup) | {
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started,
         "source_accuracy": {"before": before, "after": accuracy_on_source(benchmark, method)},
         "model_sha256": record["model"]["sha256"],
         "learnt_sha256": write_learnt(folder, learnt, record),
@@ -155,7 +155,7 @@ def _run(
 def _update(
     warmup: Warmup,
     lines: list[dict[str, Any]],
-    began: float,
+    started: float,
     record: CellRecord,
     folder: RunFolder,
     options: RunOptions,
@@ -179,7 +179,7 @@ def _update(
                     )
                 stops = interrupt.signal_name and len(lines) < warmup.total
                 if stops or pace.due(len(lines)):
-                    content = {"lines": lines, "seconds": time.monotonic() - began}
+                    content = {"lines": lines, "seconds": time.monotonic() - started}
                     write_state(folder, content | {"warmup": warmup.state_dict()})
                 if stops:
                     folder.append_log(
