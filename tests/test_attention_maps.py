@@ -72,7 +72,7 @@ def test_source_weights_come_from_the_model_itself_where_no_source_was_kept(runs
 
 
 def test_weights_that_are_not_the_runs_are_refused(toy):
-    with pytest.raises(RunError, match="give theirs with --weights"):
+    with pytest.raises(RunError, match="name the right file with --weights"):
         source_layers("toy_vit", "f" * 64)
 
 
@@ -138,7 +138,7 @@ def test_the_model_of_the_domain_is_the_one_that_looks(runs, tmp_path):
         (("--image", 40), "--image 40: clean has images 0 to 39"),
         (("--fusion", "median"), "choose mean, max or min"),
         (("--discard", 1), "discard 1.0"),
-        (("--seed", 7), "no cell of seed 7"),
+        (("--seed", 7), "no cell with seed 7"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_sentence(runs, tmp_path, arguments, words):

@@ -254,5 +254,5 @@ def test_the_api_scores_segmentation(tmp_path: Path) -> None:
     assert found.scores.confusion.shape == (6, 10, 11)
     assert found.by_domain["clean"] == 100
     assert found.miou == found.record["mean"]
-    with pytest.raises(ConfigError, match="has no error, but miou"):
+    with pytest.raises(ConfigError, match="has no error: its metric is miou"):
         _ = found.error

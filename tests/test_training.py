@@ -440,7 +440,7 @@ def test_a_checkpoint_of_other_maps_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "benchmark"), [("toy_vit", "maps"), ("toy_segmentor", "toy")])
 def test_a_model_of_another_task_is_refused(model: str, benchmark: str) -> None:
     given = dataclasses.replace(map_task() if benchmark == "maps" else task(), model=model)
-    with pytest.raises(ConfigError, match=f"model {model} is not for .*; choose another --model"):
+    with pytest.raises(ConfigError, match=f"model {model} does not support .*; choose another --model"):
         first_model(given)
 
 
@@ -461,7 +461,7 @@ def test_a_segmentation_benchmark_brings_its_training_maps() -> None:
     [
         ("toy_vit", {"epoch": 3}, "recipe of toy_vit: unknown key 'epoch'; did you mean 'epochs'"),
         ("toy_vit", {"lr": -1}, r"recipe of toy_vit\.lr: -1: "),
-        ("toy_vit", {"teacher": "toy_cnn", "augmentation": "crop_flip"}, "no crop_flip"),
+        ("toy_vit", {"teacher": "toy_cnn", "augmentation": "crop_flip"}, "not crop_flip"),
     ],
 )
 def test_a_wrong_recipe_is_refused(model: str, overrides: dict[str, Any], message: str) -> None:
@@ -492,7 +492,7 @@ def test_a_model_that_the_command_trained_is_run_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["image_folder"], "has no model of its own: give --model"),
+        (["image_folder"], "has no default model: give --model"),
         (["fashion_c", "--train-data", "nowhere"], "no folder nowhere with Fashion-MNIST's four"),
         (["fashion_c", "--out", "m.pth"], "--out m.pth: the name must end in .safetensors"),
         (["fashion_c", "--preprocessing", "raw"], "choose 'true' or 'lineage'"),
