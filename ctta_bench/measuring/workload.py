@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.config.presets import preset_values
-from ctta_bench.config.validation import validate
+from ctta_bench.config.validation import unknown_key, validate
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method, Precision
 from ctta_bench.method.warmup import RANDOM_STATE
@@ -210,9 +210,10 @@ def overrides_by_owner(
             if name in by_method and (dot or key in METHODS.get(name).Hyperparameters.model_fields)
         ]
         if not takers:
+            known = [k for n in methods for k in METHODS.get(n).Hyperparameters.model_fields]
             raise ConfigError(
-                f"--set {key}: no measured method has this hyper-parameter; write benchmark.KEY, "
-                "METHOD.KEY, or a hyper-parameter of a measured method."
+                f"--set {key}: no measured method has this hyper-parameter: "
+                f"{unknown_key(key, known)} Write settings of the stream as benchmark.KEY."
             )
         for name in takers:
             by_method[name][bare if dot else key] = value
