@@ -11,7 +11,7 @@ from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import BATCHES_FILE, BatchLine, CellRecord, ResultRecord
 from ctta_bench.registry import Registry
 
-LOGGERS = Registry("logger", "LOGGERS", "ctta_bench")
+LOGGERS = Registry("logger", "LOGGERS", "ctta_bench", plain=True)
 
 
 class Logger:
