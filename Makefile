@@ -97,12 +97,13 @@ test-latex: setup ## the tests that compile every kind of table with pdflatex (D
 
 # -- what developers call --------------------------------------------------------------------------
 
-lint: setup ## formatting, ruff's rules, and the arrows between the modules
+lint: setup ## formatting, ruff's rules, allowed imports, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/codespell -D - -D .ci/british.txt
 
-format: setup ## lay the code out, and repair what ruff can
+format: setup ## format the code, and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
