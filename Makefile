@@ -8,9 +8,10 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_LOWEST := .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-slurm test-browser test-latex lint format type bench docs clean
+.PHONY: help setup demo results test test-all test-lowest test-slurm test-browser test-latex lint format type bench docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
@@ -55,11 +56,12 @@ endef
 
 # -- what users call -------------------------------------------------------------------------------
 
-demo: setup ## five methods on the embedded benchmark: table, figures, page; a second call resumes
+demo: setup ## five methods on the embedded benchmark, and their report; a second call resumes
 	$(BIN)/ctta-bench grid quickstart
 	$(BIN)/ctta-bench report runs/quickstart
+	@$(BIN)/python scripts/results.py --demo
 
-results: setup ## every table and figure of docs/results, some hours; a second call goes on
+results: setup ## every table of docs/results and the README, some hours; a second call resumes
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/results.py $(ARGS)
 
 test: setup ## the tests, in a few minutes
@@ -95,6 +97,18 @@ test-latex: setup ## the tests that compile every kind of table with pdflatex (D
 	$(PIP) install -c constraints.txt -e '.[browser]'
 	@touch $@
 
+# Warnings of old versions are not errors here.
+test-lowest: .venv-lowest/.ready ## the core tests on the lowest supported versions, in .venv-lowest
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+	  -o filterwarnings= $(CORE_TESTS) $(ARGS)
+
+.venv-lowest/.ready: pyproject.toml constraints-lowest.txt
+	@$(require_python); "$(PYTHON)" -m venv --clear .venv-lowest
+	@test -z "$(TORCH)" || $(PIP_LOWEST) install --no-deps -c constraints-lowest.txt \
+	  --index-url "$(TORCH_CPU_INDEX)" torch torchvision
+	$(PIP_LOWEST) install -c constraints-lowest.txt -e . hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # -- what developers call --------------------------------------------------------------------------
 
 lint: setup ## formatting, ruff's rules, allowed imports, spelling
@@ -127,4 +141,4 @@ docs: .venv/.docs ## docs/ as HTML in build/docs
 
 clean: ## remove what was built and cached; .venv and runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

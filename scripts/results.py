@@ -1,14 +1,16 @@
-"""Make docs/results: run the commands on its pages, and copy tables and figures of the reports.
+"""Make docs/results and the README's table: run the commands, and copy what they report.
 
-python scripts/results.py [PAGE ...] [--no-run] [--runs DIR]   # pages by name: paid, embedded
+python scripts/results.py [PAGE ...] [--no-run] [--runs DIR]   # pages by name: paid, README
+python scripts/results.py --demo                               # print the README's table alone
 
-Every `ctta-bench` line in the sh blocks of a page is run, in order; finished cells are not run
-again, so that a second call resumes. Then tables (CSV, and those marked on the page) and figures
-are copied from the reports. With --no-run, they are copied from existing runs only, and missing
-ones are listed.
+Every `ctta-bench` line of a page's sh blocks is run, in order. Finished runs are not repeated, so a
+second call resumes. Then tables (CSV, and the marked ones on the page) and figures are copied from
+the reports. With --no-run they come from existing runs; a file without its run is reported.
+The README's table comes from the demo, the experiment `quickstart`.
 """
 
 import argparse
+import csv
 import os
 import re
 import shutil
@@ -16,10 +18,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
-SEARCH = "tune_"  # start of the folders of `ctta-bench tune`, which writes its own table
-# The files of docs/results: the folder of runs, the file in its report (or in a search's folder),
-# and, if several files match, words of the caption.
+from ctta_bench.analysis.table.table import MISSING, signed
+
+README = Path(__file__).parents[1] / "README.md"
+RESULTS = README.parent / "docs" / "results"
+DEMO, DEMO_MODELS = "quickstart", {"ViT": "fashion_vit", "CNN": "fashion_cnn"}
+SEARCH = "tune_"  # how the folders of `ctta-bench tune` begin; it writes their table itself
+# Each file below docs/results: the folder of runs, the file of their report (or of a search's
+# folder), and words of its caption where several files match.
 FILES: dict[str, tuple[str, ...]] = {
     "embedded/tuned.csv": ("tune_fashion_c", "searched.csv"),
     "embedded/tuned_cnn.csv": ("tune_fashion_c_fashion_cnn", "searched.csv"),
@@ -77,29 +83,88 @@ FILES: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Run, copy, and list the files that could not be copied; returns 1 if there are any."""
+    """Run, copy, and report what could not be copied; 1 if there is such a file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", nargs="*", help="pages of docs/results by name; default: all")
-    parser.add_argument("--no-run", action="store_true", help="copy from existing runs only")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
+    parser.add_argument("pages", nargs="*", help="README, or pages of docs/results by name; all")
+    parser.add_argument("--no-run", action="store_true", help="take the results of existing runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of these runs")
+    parser.add_argument("--demo", action="store_true", help="print the README's table alone")
     options = parser.parse_args()
-    pages = [RESULTS / f"{name}.md" for name in options.pages] or sorted(RESULTS.glob("*.md"))
+    if options.demo:
+        print(demo_table(options.runs / DEMO / "report"))
+        return 0
+    names = options.pages or [README.stem, *sorted(page.stem for page in RESULTS.glob("*.md"))]
     problems = []
-    for page in pages:
-        if not options.no_run:
-            for line in commands(page.read_text("utf-8")):
-                run(["sh", "-c", line])
-        files = {file: place for file, place in FILES.items() if file.startswith(f"{page.stem}/")}
-        for name in dict.fromkeys(name for name, *_ in files.values()):
-            if (options.runs / name).is_dir() and not name.startswith(SEARCH):
-                run(["ctta-bench", "report", str(options.runs / name)])
-        for file, (name, pattern, *words) in files.items():
-            place = options.runs / name
-            place = place if name.startswith(SEARCH) else place / "report"
-            problems += take(file, place, pattern, words)
+    for name in names:
+        if name == README.stem:
+            problems += make_readme(options.runs, not options.no_run)
+        else:
+            problems += make_page(RESULTS / f"{name}.md", options.runs, not options.no_run)
     for problem in problems:
         print(problem, file=sys.stderr)
     return int(bool(problems))
+
+
+def make_page(page: Path, runs: Path, again: bool) -> list[str]:
+    """Run the commands of a page (`again`), and copy its files; sentences on those it lacks."""
+    problems = []
+    if again:
+        for line in commands(page.read_text("utf-8")):
+            run(["sh", "-c", line])
+    files = {file: place for file, place in FILES.items() if file.startswith(f"{page.stem}/")}
+    for name in dict.fromkeys(name for name, *_ in files.values()):
+        if (runs / name).is_dir() and not name.startswith(SEARCH):
+            run(["ctta-bench", "report", str(runs / name)])
+    for file, (name, pattern, *words) in files.items():
+        place = runs / name if name.startswith(SEARCH) else runs / name / "report"
+        problems += take(file, place, pattern, words)
+    return problems
+
+
+def make_readme(runs: Path, again: bool) -> list[str]:
+    """Run the demo (`again`), and write its table into the README."""
+    if again:
+        run(["ctta-bench", "grid", DEMO])
+    if not (runs / DEMO).is_dir():
+        return [f"README: no folder {runs / DEMO}; its table is unchanged"]
+    run(["ctta-bench", "report", str(runs / DEMO)])
+    marked = re.compile(rf"(<!-- results: {DEMO} -->\n).*?(<!-- /results -->)", re.DOTALL)
+    table = f"{demo_table(runs / DEMO / 'report')}\n"
+    text = marked.sub(lambda found: found[1] + table + found[2], README.read_text("utf-8"))
+    README.write_text(text, "utf-8")
+    return []
+
+
+def demo_table(report: Path) -> str:
+    """The README's table: the mean error of each method, and its gain with a 95 % interval."""
+    tables = {head: _of_model(report / "tables", model) for head, model in DEMO_MODELS.items()}
+    heads = [text for head in tables for text in (f"{head}: error %", "gain", "95 % interval")]
+    methods = dict.fromkeys(label for rows in tables.values() for label in rows)
+    lines = [["method", *heads], ["---", *["---:"] * len(heads)]]
+    for label in methods:
+        entries = (rows.get(label, [MISSING] * 3) for rows in tables.values())
+        lines.append([label, *(text for entry in entries for text in entry)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _of_model(tables: Path, model: str) -> dict[str, list[str]]:
+    """The entries of each method on one model, from the report's main table and intervals."""
+    (main,) = tables.glob(f"*{model}-????????.csv")
+    paired = _rows(main.with_name(f"{main.stem}-significance.csv"))
+    found = {}
+    for label, row in _rows(main).items():
+        interval = MISSING
+        if label in paired:  # of the error: its gain has the other sign
+            low, high = (-float(paired[label][side]) for side in ("high", "low"))
+            interval = f"[{signed(low)}, {signed(high)}]"
+        gain = signed(float(row["gain"])) if label in paired else MISSING
+        found[label] = [f"{float(row['mean']):.1f}", gain, interval]
+    return found
+
+
+def _rows(file: Path) -> dict[str, dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as table:
+        return {row["method"]: row for row in csv.DictReader(table)}
 
 
 def commands(text: str) -> list[str]:
