@@ -117,7 +117,7 @@ def test_every_pair_runs_or_is_refused_in_one_sentence(
     method: str, model: str, tmp_path: Path
 ) -> None:
     if method in SEGMENTS:
-        with pytest.raises(ConfigError, match=f"method '{method}' is for segmentation"):
+        with pytest.raises(ConfigError, match=f"method '{method}' supports segmentation"):
             resolve(request(method, model))
         return
     cell = resolve(request(method, model))
