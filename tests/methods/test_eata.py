@@ -211,7 +211,7 @@ def test_preparation_changes_nothing_and_works_inside_no_grad() -> None:
 
 
 def test_missing_source_images_are_an_error() -> None:
-    with pytest.raises(MethodError, match=r"EATA reads unlabelled source data .* start\(\) got none"):
+    with pytest.raises(MethodError, match=r"EATA reads unlabelled .* start\(\) got none"):
         EATA(SourceModel(toy.toy_vit()))(pictures(2))
 
     class Nothing:

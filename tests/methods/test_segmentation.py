@@ -95,7 +95,7 @@ def test_options_without_a_meaning_are_refused(name: str, value: Any, words: str
 def test_tents_hard_labels_are_refused_on_a_classifier() -> None:
     entry = METHODS.get("tent")
     network = SourceModel(nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 3)))
-    with pytest.raises(MethodError, match="run .pseudo_label., which has that loss"):
+    with pytest.raises(MethodError, match=r"run .pseudo_label., which has that loss"):
         entry(network, entry.Hyperparameters(loss="hard"))
 
 
