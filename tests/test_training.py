@@ -440,7 +440,9 @@ def test_a_checkpoint_of_other_maps_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "benchmark"), [("toy_vit", "maps"), ("toy_segmentor", "toy")])
 def test_a_model_of_another_task_is_refused(model: str, benchmark: str) -> None:
     given = dataclasses.replace(map_task() if benchmark == "maps" else task(), model=model)
-    with pytest.raises(ConfigError, match=f"model {model} does not support .*; choose another --model"):
+    with pytest.raises(
+        ConfigError, match=f"model {model} does not support .*; choose another --model"
+    ):
         first_model(given)
 
 
