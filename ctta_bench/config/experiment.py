@@ -85,7 +85,7 @@ def expand_checked(
 
 
 def _placed(problem: str, places: Sequence[str], everywhere: Collection[str]) -> str:
-    """A problem after the places where it is; without them if it is the same in all of several."""
+    """A problem after its places in the file; without places if all of several entries have it."""
     own = list(dict.fromkeys(places))
     if len(own) == len(everywhere) > 1:
         return problem

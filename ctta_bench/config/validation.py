@@ -10,7 +10,7 @@ from ctta_bench.config.options import cell_options
 from ctta_bench.config.yaml import parse_yaml
 from ctta_bench.errors import ConfigError, did_you_mean
 
-# Usual names in other suites, for suggestions.
+# Names of options in other suites, for suggestions.
 ELSEWHERE = {
     "learning_rate": "lr",
     "wd": "weight_decay",
@@ -75,7 +75,7 @@ def route_overrides(
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The sentence for an unknown key."""
+    """The message for an unknown key, with a similar one or all known keys."""
     known, bare = sorted(set(known)), key.rpartition(".")[2]
     name = ELSEWHERE.get(bare, bare)
     hint = did_you_mean(name if name in known else bare, known)
@@ -83,9 +83,9 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def validate(model: type[Validated], values: dict[str, Any], where: str) -> Validated:
-    """`model(**values)`; raises ConfigError with pydantic's complaints as one sentence.
+    """`model(**values)`; raises one ConfigError with all of pydantic's errors, naming `where`.
 
-    A field that takes several values may be written as one, or as a text with commas.
+    A field with several values may be written as one value, or as text with commas.
     """
     fields = model.model_fields
     try:
@@ -96,7 +96,7 @@ def validate(model: type[Validated], values: dict[str, Any], where: str) -> Vali
 
 
 def _as_list(field: FieldInfo, value: Any) -> Any:
-    """`fog,contrast` as a list, if the field takes a tuple and has no reader of its own."""
+    """`fog,contrast` as a list, if the field is a tuple whose option has no `read`."""
     kinds = (field.annotation, *get_args(field.annotation))
     if (
         value is None
