@@ -141,7 +141,7 @@ def test_bench_shows_a_table_and_reads_arrays_too(tmp_path: Path) -> None:
 def test_bench_refuses_what_is_no_number_of_workers(workers: str) -> None:
     done = call("data", "bench", "fashion_c", f"--workers={workers}")
     assert done.exit_code == 2
-    assert "write numbers from 0 on" in done.stderr
+    assert "write numbers from 0 up" in done.stderr
 
 
 def test_the_speed_counts_neither_the_start_nor_what_lay_ready() -> None:
