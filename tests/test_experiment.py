@@ -197,3 +197,12 @@ def test_the_example_of_the_page_on_experiment_files_expands(tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert f"These are {len(expand(write(tmp_path, example)))} cells" in page
+
+
+def test_an_experiment_in_a_folder_is_found_by_its_last_name_if_no_other_has_it() -> None:
+    names = [full.rpartition("/")[2] for full in experiment_files()]
+    for full in experiment_files():
+        name = full.rpartition("/")[2]
+        assert names.count(name) > 1 or load_experiment(name) == load_experiment(full)
+    with pytest.raises(ConfigError, match="unknown experiment 'rnk'; did you mean"):
+        load_experiment("rnk")

@@ -1,6 +1,9 @@
 """Holes of a table: cells that failed, run, stopped or were never started, and what fills them."""
 
+import shlex
 from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
 
 import pandas as pd
 
@@ -26,7 +29,14 @@ def missing_cells(found: Sequence[Row]) -> Iterator[str]:
     for experiment, label, seed in _never_started(found):
         gaps.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
     for experiment, parts in gaps.items():
-        yield f"{MISSING} Missing: {listed(parts)}. `ctta-bench grid {experiment}` fills them."
+        yield f"{MISSING} Missing: {listed(parts)}. `{_command(experiment)}` fills them."
+
+
+def _command(experiment: str) -> str:
+    """The command that runs an experiment of the package, or one from the user's own file."""
+    packaged = Path(str(resources.files("ctta_bench.experiments"))).rglob(f"{experiment}.yaml")
+    name = experiment if any(packaged) else f"{experiment}.yaml"
+    return shlex.join(["ctta-bench", "grid", name])
 
 
 def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:

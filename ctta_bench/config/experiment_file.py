@@ -1,6 +1,5 @@
 """Experiment files: their keys, and the files that the package contains."""
 
-import difflib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from ctta_bench.config.options import cell_options
 from ctta_bench.config.validation import validate
 from ctta_bench.config.yaml import read_yaml
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, did_you_mean
 from ctta_bench.registry import canonical
 
 Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
@@ -122,15 +121,17 @@ class Experiment(BaseModel):
 
 
 def load_experiment(name_or_file: str) -> Experiment:
-    """An experiment of the package by its name, or one from a YAML file. Raises ConfigError."""
+    """An experiment of the package by its name (`paper/rank`, or `rank` if no other is called so),
+    or one from a YAML file. Raises ConfigError."""
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
-        known = experiment_files()
-        if canonical(name_or_file) not in known:
-            close = difflib.get_close_matches(canonical(name_or_file), known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}."
+        known, name = experiment_files(), canonical(name_or_file)
+        stems = [full for full in known if full.endswith(f"/{name}")]
+        if name not in known and len(stems) != 1:
+            names = [full.rpartition("/")[2] for full in known]
+            hint = did_you_mean(name, [*known, *names]) or f"; known: {', '.join(known)}."
             raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
-        path = known[canonical(name_or_file)]
+        path = known.get(name) or known[stems[0]]
     values = {"name": path.stem} | read_yaml(path)
     return validate(Experiment, values, str(path))
 

@@ -75,7 +75,7 @@ def test_each_hole_has_a_mark_a_reason_and_its_command_and_junk_is_named(cell, r
         "sar seed 0 (failed: out of memory)",
         "cotta seed 0 (running: at batch 5 of 10)",
         "source seed 1 (not run)",
-        "`ctta-bench grid trial` fills them",
+        "`ctta-bench grid trial.yaml` fills them",
         "Not in this table, for they ran under another protocol: eata (severity).",
         "old stuff: not a run folder",
     ):
