@@ -85,10 +85,33 @@ def test_every_direct_dependency_and_tool_is_pinned() -> None:
     assert {re.split(r"[\[><=]", requirement)[0] for requirement in asked} - pinned == set()
 
 
+def test_the_lowest_versions_that_are_tested_are_those_declared() -> None:
+    text = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8")
+    tested = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, flags=re.MULTILINE))
+    declared = dict(line.split(">=") for line in PYPROJECT["project"]["dependencies"])
+
+    assert tested.keys() == declared.keys()
+    for name, lowest in declared.items():
+        # The first release of `1.11` may have been 1.11.1.
+        assert f"{tested[name]}.".startswith(f"{lowest}."), name
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 
     assert PYPROJECT["project"]["version"] == ctta_bench.__version__ == citation["version"]
+
+
+def test_public_ci_runs_every_python_that_is_supported() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"]
+    pythons = jobs["tests"]["strategy"]["matrix"]["python"]
+    classifiers = PYPROJECT["project"]["classifiers"]
+
+    assert pythons == re.findall(r"Python :: (3\.\d+)", " ".join(classifiers))
+    assert PYPROJECT["project"]["requires-python"] == f">={pythons[0]}"
+    assert f"python:{pythons[0]}-" in jobs["lowest"]["container"]
+    assert "bash .ci/run" in [step.get("run") for step in jobs["tests"]["steps"]]
 
 
 # -- CONTRIBUTING.md
