@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from ctta_bench.analysis.table.table import MISSING, signed
+from ctta_bench.registry import METHODS
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = README.parent / "docs" / "results"
@@ -60,12 +61,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "paid/preprocessing_true.csv": (
         "preprocessing",
         "tables/*fashion_vit-????????.csv",
-        "pre-processing true",
+        "the checkpoint's own",
     ),
     "paid/preprocessing_lineage.csv": (
         "preprocessing",
         "tables/*fashion_vit-????????.csv",
-        "pre-processing lineage",
+        "as in earlier papers",
     ),
     "paid/orders.csv": ("orders", "tables/*fashion_vit-????????.csv"),
     "paid/geometry.csv": ("geometry_fashion", "tables/geometry-*-????????.csv"),
@@ -143,7 +144,8 @@ def demo_table(report: Path) -> str:
     lines = [["method", *heads], ["---", *["---:"] * len(heads)]]
     for label in methods:
         entries = (rows.get(label, [MISSING] * 3) for rows in tables.values())
-        lines.append([label, *(text for entry in entries for text in entry)])
+        name = METHODS.display_name(label)
+        lines.append([name, *(text for entry in entries for text in entry)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

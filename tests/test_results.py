@@ -147,6 +147,6 @@ def test_the_table_of_the_demo_has_gains_with_the_intervals_of_the_report(tmp_pa
 
     assert lines[0].startswith("| method | ViT: error % | gain | 95 % interval | CNN: error % |")
     assert lines[2:] == [
-        "| source | 30.4 | – | – | 36.1 | – | – |",
-        "| paid | 25.0 | +5.4 | [0.0, +6.4] | – | – | – |",
+        "| Source | 30.4 | – | – | 36.1 | – | – |",
+        "| PAID | 25.0 | +5.4 | [0.0, +6.4] | – | – | – |",
     ]
