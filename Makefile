@@ -67,7 +67,7 @@ results: setup ## every table of docs/results and the README, some hours; a seco
 
 picture: demo ## docs/images/report.png: the top of the demo's report, 1280 pixels wide (Debian, root)
 	$(call debian,chromium,chromium)
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1160 \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1205 \
 	  --screenshot=docs/images/report.png "file://$(CURDIR)/runs/quickstart/report/index.html"
 
 test: setup ## the tests, in a few minutes
