@@ -28,7 +28,7 @@ help: ## show this list
 
 setup: .venv/.ready ## make .venv with the tested versions; does nothing if that is done
 
-# One sentence on what is missing, before anything is made.
+# Print one sentence on what is missing, before anything is made.
 define require_python
 version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || { \
   echo "error: '$(PYTHON)' does not run; install Python 3.10 or newer, or name one:" \
@@ -46,12 +46,12 @@ endef
 	@case "$(TORCH)" in ''|cpu) ;; *) \
 	  echo "error: TORCH=$(TORCH): choose cpu, or leave it out for what pip finds" >&2; exit 2;; esac
 	@$(PIP) --version >/dev/null 2>&1 || { $(require_python); "$(PYTHON)" -m venv --clear .venv; }
-# Without its dependencies: that index holds few versions of them, the next step brings ours.
+# Without its dependencies: that index has few versions of them; the next step installs them.
 	@test -z "$(TORCH)" || $(PIP) install --no-deps -c constraints.txt \
 	  --index-url "$(TORCH_CPU_INDEX)" torch torchvision
 	$(PIP) install -c constraints.txt -e '.[dev]'
-# The extra [seg], and the oracle that our corruptions are tested against. Without what they depend
-# on: they ask for opencv-python, which would overwrite the files of opencv-python-headless.
+# The extra [seg], and the package that our corruptions are compared with. Without their dependencies:
+# they require opencv-python, which would overwrite the files of opencv-python-headless.
 	$(PIP) install -c constraints.txt --no-deps onedl-mmcv onedl-mmsegmentation imagecorruptions-imaug
 	@touch $@
 
@@ -84,7 +84,7 @@ test-slurm: setup ## the tests of grids on a real Slurm, which this installs and
 	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 4 --dist worksteal \
 	  tests/slurm $(ARGS)
 
-# A command, installed with its packages where it is missing, or one sentence that it cannot be.
+# Install a missing command with its packages, or print one sentence that this is not possible.
 debian = @command -v $(1) >/dev/null || \
   { apt-get update -q && apt-get install -y -q --no-install-recommends $(2); } || \
   { echo "error: these tests need $(1), and apt-get cannot install it ($(2))" >&2; exit 2; }
