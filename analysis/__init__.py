@@ -1,7 +1,9 @@
-"""From run folders to tables, figures and a report. Reads folders only; knows no model.
+"""From run folders to tables, figures and a report. It only reads folders and needs no torch.
 
-`load` gives tidy frames (docs/analysis.md lists their columns), `tables.tables` the tables of a
-paper, `report.write_report` all of it as one folder, `status.status` the state of every cell.
+`load` returns tidy frames (docs/analysis.md lists their columns), `tables.main.tables` the main
+tables, and `report.write.write_report` writes everything into one folder.
+
+Example: `ctta_bench.analysis.load(Path("runs/quickstart")).results`
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ __all__ = ["Runs", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, for `ctta-bench status` must not wait for pandas.
+    # Imported late: `ctta-bench status` must not load pandas.
     if name in __all__:
         from ctta_bench.analysis.read import collect
 

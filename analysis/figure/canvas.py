@@ -1,4 +1,4 @@
-"""How figures are laid out: as wide as each likes best, or one or two columns of a paper."""
+"""Layout of figures: of any width for a screen, or one or two columns of a paper wide."""
 
 import contextlib
 import textwrap
@@ -24,7 +24,7 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,  # TrueType: text stays text, and venues accept the file
     "svg.fonttype": "none",
 }
-# In print nothing is scaled any more: "small" text is 6.2 points on paper.
+# In print nothing is scaled: "small" text is 6.2 points on paper.
 _PRINTED: dict[str, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 7.5,
@@ -39,21 +39,21 @@ COLUMN_WIDTHS = {
     2: 6.75,
 }  # inches, of one and two columns: CVPR's, and within NeurIPS's margins
 TITLE_SIZE = 10  # points
-CHARACTERS_PER_INCH = 12  # of a title, with some room to spare
-LETTERS_ON_SCREEN = 14  # an inch, of a label
+CHARACTERS_PER_INCH = 12  # of a title, with some reserve
+LETTERS_ON_SCREEN = 14  # per inch, of a label
 LETTERS_PER_INCH = 17  # of a label on paper
-LETTERS_UPRIGHT = 34  # of a label of a vertical axis there
-LETTERS_OF_NAME = 24  # of a name beside a vertical axis, in one column
+LETTERS_UPRIGHT = 34  # of a label of a vertical axis on paper
+LETTERS_OF_NAME = 24  # of a name at a vertical axis, in one column
 _LETTER, _KEY, _LINE = 0.052, 0.5, 0.15  # inches, in a legend on paper
 _LETTER_ON_SCREEN, _KEY_ON_SCREEN, _LINE_ON_SCREEN = 0.075, 0.7, 0.19
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """What a figure is drawn on.
+    """The layout of a figure.
 
-    columns: of a paper, 1 or 2: then the figure has its final width and no title, for the paper
-    has a caption. None: as wide as each figure likes best, with a title, for a screen.
+    columns: 1 or 2, of a paper: the figure has its final width and no title, because the paper has
+    a caption. None: for a screen, with a title and a width that each figure chooses.
     """
 
     columns: int | None = None
@@ -64,21 +64,21 @@ class Canvas:
 
     @property
     def wide(self) -> "Canvas":
-        """The canvas for grids of many panels, which take both columns of a paper."""
+        """The canvas for grids of many panels, which need both columns of a paper."""
         return self if self.columns is None else Canvas(2)
 
     def pick(self, screen: Any, paper: Any) -> Any:
-        """`screen` without columns, else `paper`."""
+        """`screen` for a screen, else `paper`."""
         return screen if self.columns is None else paper
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Matplotlib's settings while a figure is made and saved."""
+        """The settings of matplotlib while a figure is drawn and saved."""
         with matplotlib.rc_context(STYLE | self.pick({}, _PRINTED)):
             yield
 
     def figure(self, screen: tuple[float, float], paper: float) -> Figure:
-        """An empty figure: width and height in inches on a screen, height alone on paper."""
+        """An empty figure: width and height in inches on a screen; only the height on paper."""
         size = screen if self.columns is None else (COLUMN_WIDTHS[self.columns], paper)
         return Figure(figsize=size, layout="constrained")
 
@@ -87,36 +87,37 @@ class Canvas:
         return (count, 1) if self.columns == 1 else (1, count)
 
     def below(self, figure: Figure, text: str) -> None:
-        """The label of a horizontal axis, below the whole figure: beside long names it is short."""
+        """The label of a horizontal axis, below the whole figure, because axes can be narrow."""
         letters = round(self.pick(LETTERS_ON_SCREEN, LETTERS_PER_INCH) * figure.get_figwidth())
         lines = textwrap.fill(text, letters, break_on_hyphens=False)
         figure.supxlabel(lines, fontsize="medium")
 
     def narrow(self, text: str) -> str:
-        """A label of a short side, on paper in lines that fit."""
+        """A label of a short side; on paper broken into lines that fit."""
         return str(self.pick(text, textwrap.fill(text, LETTERS_UPRIGHT, break_on_hyphens=False)))
 
     def names(self, names: Iterable[str]) -> list[str]:
-        """Names beside a vertical axis, in one column in lines that leave room for the rest."""
+        """Names at a vertical axis; in one column broken into lines, to leave room."""
         if self.columns != 1:
             return list(names)
         filled = (textwrap.fill(name.replace("=", "= "), LETTERS_OF_NAME) for name in names)
         return [name.replace("= ", "=") for name in filled]
 
     def legend(self, figure: Figure, **options: Any) -> None:
-        """The legend of all panels, made last: at the right on a screen, below them on paper.
+        """The legend of all panels, drawn last: at the right on a screen, below them on paper.
 
-        More names than stand below one another take further columns, and the figure is widened.
+        On a screen, names that do not fit into one column get more columns, and the figure gets
+        wider.
         """
         labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
         if self.columns is None:
             lines = int(figure.get_figheight() / _LINE_ON_SCREEN) - 2
-            beside: dict[str, Any] = {
+            right: dict[str, Any] = {
                 "loc": "outside right center",
                 "ncols": max(-(-len(labels) // lines), 1),
             }
-            chosen = beside | options | {"frameon": False}
-            if chosen["loc"] == beside["loc"]:
+            chosen = right | options | {"frameon": False}
+            if chosen["loc"] == right["loc"]:
                 width = _KEY_ON_SCREEN + _LETTER_ON_SCREEN * max(map(len, labels), default=0)
                 figure.set_figwidth(figure.get_figwidth() + (chosen["ncols"] - 1) * width)
             figure.legend(**chosen)
@@ -129,7 +130,7 @@ class Canvas:
         figure.legend(**(options | below | {"frameon": False}))
 
     def title(self, figure: Figure, text: str) -> None:
-        """A title at the left edge, in as many lines as the width asks for; none on paper."""
+        """A title at the left edge, in as many lines as necessary; none on paper."""
         if self.columns is None:
             characters = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
             lines = textwrap.fill(text, characters, break_on_hyphens=False)

@@ -33,9 +33,9 @@ CITYSCAPES: dict[str, tuple[int, int, int]] = {
 
 
 def colours_of(classes: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """[256, 3] a colour for each value of a map of classes: theirs in Cityscapes, black otherwise.
+    """[256, 3] a colour for each value of a map of classes; black for values that are no class.
 
-    Classes that Cityscapes does not have get hues around the circle.
+    Classes of Cityscapes have its colours; other classes have hues around the colour circle.
     """
     colours = np.tile(np.array(UNLABELLED, np.uint8), (256, 1))
     for place, name in enumerate(classes):

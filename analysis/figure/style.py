@@ -10,7 +10,7 @@ MARKERS = "osD^vP*X"
 
 
 def line_style(number: int, *, is_source: bool) -> dict[str, Any]:
-    """Colour, dashes and marker of the line of that number; the source model has neither mark."""
+    """Colour, dashes and marker of the line with this number; source is grey without a marker."""
     if is_source:
         return {"color": SOURCE_COLOUR, "ls": DASHES[0], "marker": ""}
     return {

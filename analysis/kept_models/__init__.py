@@ -1,1 +1,1 @@
-"""Models that runs kept: their weights, geometry and attention."""
+"""Models that runs kept: their weights, geometry and attention maps."""

@@ -1,13 +1,13 @@
-"""Attention rollout: which patches a vision transformer's answer draws on.
+"""Attention rollout: how much each patch contributes to the output of a vision transformer.
 
-Per layer the heads are fused, the smallest values discarded, the residual path added as identity
-and rows scaled to sum 1; the product over the layers is the rollout (Abnar and Zuidema 2020,
-arXiv:2005.00928; discarding and the kinds of fusion as in jacobgil/vit-explain).
+In each layer the heads are fused, the smallest values are discarded, the residual path is added as
+identity, and rows are scaled to sum 1. The product over the layers is the rollout (Abnar and
+Zuidema 2020, arXiv:2005.00928; discarding and the kinds of fusion as in jacobgil/vit-explain).
 
     A_l = (1 - ρ) fuse(heads) + ρ I,   rows scaled to 1;   rollout = A_L ... A_1
 
-Fused attention kernels never build the matrices. They are switched off while maps are taken, and
-on again whatever happens; the logits stay the same but for rounding.
+Fused attention kernels do not build the matrices. They are switched off while maps are computed,
+and always switched on again; the logits are the same except for rounding.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ctta_bench.errors import ConfigError, MethodError
 
 Fusion = Literal["mean", "max", "min"]
-ROW_SUM_TOLERANCE = 1e-3  # half precision passes, a difference of two softmaxes does not
+ROW_SUM_TOLERANCE = 1e-3  # accepts half precision, but no difference of two softmaxes
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class RolloutSettings:
 def recorded_matrices(network: nn.Module) -> Iterator[list[Tensor]]:
     """Within the block, each forward pass appends its attention matrices [n, heads, T, T].
 
-    In the order of the layers. Serves the attention of timm, whatever the model, and torch's
-    MultiheadAttention.
+    They are in the order of the layers. Supports the attention of timm, in any model, and
+    MultiheadAttention of torch.
     """
     maps: list[Tensor] = []
     fused = [m for m in network.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
@@ -69,7 +69,7 @@ def _hooks(module: nn.Module, maps: list[Tensor]) -> Iterator[Any]:
         )
         yield module.register_forward_hook(lambda _, __, output: maps.append(output[1]))
         return
-    # timm's attention passes the softmax through this layer, whose rate is 0 in evaluation.
+    # The attention of timm applies this layer to the softmax; its rate is 0 in evaluation.
     dropout = getattr(module, "attn_drop", None)
     if hasattr(module, "fused_attn") and isinstance(dropout, nn.Module):
         heads = getattr(module, "num_heads", None)
@@ -79,8 +79,9 @@ def _hooks(module: nn.Module, maps: list[Tensor]) -> Iterator[Any]:
 def _record(matrix: Tensor, heads: int | None, maps: list[Tensor]) -> None:
     if heads is not None and matrix.ndim > 1 and matrix.shape[1] != heads:
         raise MethodError(
-            f"an attention layer has {heads} heads and {matrix.shape[1]} matrices (differential "
-            "attention, for one): there is no rollout of it."
+            f"an attention layer has {heads} heads but {matrix.shape[1]} matrices (as in "
+            "differential attention): rollout is not defined for it; choose a plain vision "
+            "transformer."
         )
     maps.append(matrix)
 
@@ -90,7 +91,7 @@ def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tens
     """The attention matrices [n, heads, T, T] of every layer, and the logits [n, classes].
 
     Raises MethodError for a network without such matrices, with windows or strides (whose tokens
-    differ from layer to layer), or whose matrices are no averages.
+    differ from layer to layer), or with matrices whose rows do not sum to 1.
     """
     training = model.training
     model.eval()
@@ -101,18 +102,21 @@ def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tens
         model.train(training)
     name = getattr(model, "name", type(model).__name__)
     if not maps:
-        raise MethodError(f"{name} has no attention whose matrices could be read.")
+        raise MethodError(
+            f"{name}: no attention layer with readable matrices; choose a plain vision transformer."
+        )
     if any(a.shape != maps[0].shape or a.shape[-1] != a.shape[-2] for a in maps) or len(
         maps[0]
     ) != len(images):
         raise MethodError(
-            f"{name}: its layers attend over different sets of tokens (windows or strides), and "
-            "rollout needs the same ones in all; choose a plain vision transformer."
+            f"{name}: its layers have different sets of tokens (windows or strides), and rollout "
+            "needs the same tokens in all layers; choose a plain vision transformer."
         )
     for matrix in maps:
         if float((matrix.sum(-1) - 1).abs().max()) > ROW_SUM_TOLERANCE:
             raise MethodError(
-                f"{name}: rows of its attention do not sum to 1; there is no rollout."
+                f"{name}: rows of its attention do not sum to 1, so rollout is not defined; choose "
+                "a plain vision transformer."
             )
     return maps, logits
 
@@ -120,8 +124,8 @@ def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tens
 def rollout(maps: list[Tensor], settings: RolloutSettings | None = None) -> Tensor:
     """The rollout [n, T, T] of attention matrices [n, heads, T, T]; rows sum to 1, in float64.
 
-    `discard` of a fused matrix's values, the smallest of each image, are set to 0; the first
-    token's attention to itself never is, as in the usual code.
+    The smallest values of a fused matrix, a share `discard` of them per image, are set to 0. The
+    attention of the first token to itself is never set to 0, as in the usual code.
     """
     settings = settings or RolloutSettings()
     tokens = maps[0].shape[-1]
@@ -131,7 +135,7 @@ def rollout(maps: list[Tensor], settings: RolloutSettings | None = None) -> Tens
         fused = _discard(_fuse(matrix.double(), settings.fusion), settings.discard)
         layer = (1 - settings.residual) * fused + settings.residual * identity
         sums = layer.sum(-1, keepdim=True)
-        # Only without a residual path can a row be left empty: then a token keeps what it has.
+        # Only without a residual path a row can be empty: then it is that of the identity.
         layer = torch.where(sums > 0, layer / sums.clamp_min(1e-300), identity)
         total = layer @ total
     return total
@@ -153,12 +157,12 @@ def _discard(fused: Tensor, share: float) -> Tensor:
 
 
 def patch_maps(network: Any, rolled: Tensor) -> Tensor:
-    """Shares [n, rows, columns] of the patches in what the network's head reads; each sums to 1.
+    """Shares [n, rows, columns] of the patches in the input of the head; each map sums to 1.
 
-    That is the class token's row where the head reads the class token, and the mean over the
-    patches' rows where it pools them. Class, distillation and register tokens have no place in the
-    picture and are left out. Raises MethodError where the patches make no grid, and where no
-    attention to a patch is left.
+    If the head reads the class token, this is the row of the class token; if it pools the patches,
+    the mean over their rows. Class, distillation and register tokens have no place in the picture
+    and are left out. Raises MethodError if the patches form no grid, or if no attention to a patch
+    is left.
     """
     tokens = rolled.shape[-1]
     prefix = _prefix_tokens(network)
@@ -169,8 +173,8 @@ def patch_maps(network: Any, rolled: Tensor) -> Tensor:
     sums = patches.sum(-1, keepdim=True)
     if bool((sums <= 0).any()):
         raise MethodError(
-            "no attention to any patch is left for an image: lower `discard` (so much was set to "
-            "0 that the head reads its own token alone)."
+            "no attention to any patch is left for an image: `discard` set so many values to 0 "
+            "that only the token of the head is left; choose a lower value."
         )
     return (patches / sums).view(-1, rows, columns)
 
@@ -182,18 +186,20 @@ def _prefix_tokens(network: Any) -> int:
 
 
 def _grid(network: Any, patches: int) -> tuple[int, int]:
-    """The grid that the network states, if the patches fill it, or else a square."""
+    """The grid of the network's patch embedding if the patches fill it, else a square."""
     stated = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     if stated is not None and stated[0] * stated[1] == patches:
         return int(stated[0]), int(stated[1])
     side = round(max(patches, 0) ** 0.5)
     if side * side != patches or not side:
-        raise MethodError(f"{patches} patches make no square grid, and the network names none.")
+        raise MethodError(
+            f"{patches} patches form no square grid, and the network has no patch_embed.grid_size."
+        )
     return side, side
 
 
 def spread(shares: Tensor) -> Tensor:
-    """Entropy over its maximum [n] of shares [n, rows, columns]: 0 for one patch, 1 for all."""
+    """Entropy [n] of shares [n, rows, columns], divided by its maximum: 0: one patch, 1: all."""
     flat = shares.flatten(1)
     maximum = torch.log(torch.tensor(float(flat.shape[1]), dtype=flat.dtype))
     return torch.special.entr(flat).sum(1) / maximum

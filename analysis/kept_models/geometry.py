@@ -7,8 +7,8 @@ al. 2025, its motivation):
     ΔA = 1/k Σ (1 - cos(ŵ¹, ŵ²))                     absolute angles
     ΔS = | E(W¹) - E(W²) |,  E(W) = Σ_{i≠j} |ŵ_i - ŵ_j|⁻¹    pairwise angles
 
-E, the hyperspherical energy (Liu et al. 2018), sums k(k-1) terms, so its change is also given per
-pair. All in float64: at k = 768 float32 is wrong by 5e-3, more than what PAID itself changes.
+E, the hyperspherical energy (Liu et al. 2018), has k(k-1) terms, so its change is also given per
+pair. All is in float64: at k = 768 float32 is wrong by 5e-3, more than the change by PAID itself.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from ctta_bench.errors import RunError
 
 Array = npt.NDArray[np.floating]
 SQUARED_DISTANCE_FLOOR = 1e-12  # of two neurons that point the same way
-BLOCK = 512  # neurons a block of the Gram matrix
+BLOCK = 512  # neurons per block of the Gram matrix
 LAYER_COLUMNS = [
     "layer", "neurons", "undirected", "delta_m", "delta_a", "delta_s", "energy", "change", "norm",
 ]  # fmt: skip
@@ -30,7 +30,7 @@ LAYER_COLUMNS = [
 
 @dataclass(frozen=True)
 class SourceLayer:
-    """A layer of the source model with what is needed of it for every comparison."""
+    """A layer of the source model, with the values that every comparison needs."""
 
     weight: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.float64]
@@ -39,12 +39,12 @@ class SourceLayer:
 
 
 def hyperspherical_energy(directions: Array, block: int = BLOCK) -> float:
-    """Σ_{i≠j} |ŵ_i - ŵ_j|⁻¹ over unit rows [k, d]; from the Gram matrix, a block at a time."""
+    """Σ_{i≠j} |ŵ_i - ŵ_j|⁻¹ over unit rows [k, d], from blocks of the Gram matrix."""
     directions = np.asarray(directions, dtype=np.float64)
     total = 0.0
     for start in range(0, len(directions), block):
         rows = directions[start : start + block]
-        cosines = rows @ directions[start:].T  # the matrix is symmetric: its upper part twice
+        cosines = rows @ directions[start:].T  # the matrix is symmetric: twice its upper half
         inverse = 1 / np.sqrt(np.maximum(2 - 2 * cosines, SQUARED_DISTANCE_FLOOR))
         own = inverse[:, : len(rows)]
         np.fill_diagonal(own, 0)
@@ -60,11 +60,11 @@ def source_layer(weight: Array) -> SourceLayer:
 
 
 def compare(source: SourceLayer, weight: Array) -> dict[str, float]:
-    """The measures of one layer: `LAYER_COLUMNS` but its name.
+    """The measures of one layer: `LAYER_COLUMNS` without its name.
 
     A neuron of length zero in either weight has no direction: it is left out of ΔA and ΔS and
-    counted as `undirected`. `energy` is the source's over the neurons that remain, `change` and
-    `norm` the Frobenius norms of W² - W¹ and of W¹.
+    counted as `undirected`. `energy` is that of the source over the remaining neurons; `change` and
+    `norm` are the Frobenius norms of W² - W¹ and of W¹.
     """
     exact = np.asarray(weight, dtype=np.float64)
     lengths, directions = _decompose(exact)
@@ -72,7 +72,7 @@ def compare(source: SourceLayer, weight: Array) -> dict[str, float]:
     before, after = source.directions[directed], directions[directed]
     is_whole = int(directed.sum()) == int((source.lengths > 0).sum())
     energy = source.energy if is_whole else hyperspherical_energy(before)
-    # 1 - cos from the distance: the difference of two numbers near 1 would lose half the digits.
+    # 1 - cos from the distance: a difference of two numbers near 1 would lose half of the digits.
     angles = 0.5 * np.square(before - after).sum(axis=1)
     return {
         "neurons": len(exact),
@@ -89,16 +89,16 @@ def compare(source: SourceLayer, weight: Array) -> dict[str, float]:
 def compare_layers(
     source: Mapping[str, SourceLayer], adapted: Mapping[str, Array], where: str
 ) -> pd.DataFrame:
-    """One row a layer with `LAYER_COLUMNS`.
+    """One row per layer, with `LAYER_COLUMNS`.
 
-    Raises RunError, naming `where`, if the two networks have not the same layers or if a weight is
-    not finite.
+    Raises RunError, with `where` in its message, if the two networks have different layers or if a
+    weight is not finite.
     """
     if adapted.keys() != source.keys():
         odd = sorted(adapted.keys() ^ source.keys())
         raise RunError(
-            f"{where}: its linear layers are not those of the source model ({odd[0]} is on one "
-            "side alone); was it kept by a run on another model?"
+            f"{where}: its linear layers are not those of the source model ({odd[0]} is only in "
+            "one of them); was it kept by a run on another model?"
         )
     rows = []
     for name, layer in source.items():
@@ -108,7 +108,7 @@ def compare_layers(
                 f"{where}: {name} is {weight.shape}, but {layer.weight.shape} in the source model."
             )
         if not np.isfinite(weight).all():
-            raise RunError(f"{where}: {name} holds values that are not finite: the run collapsed.")
+            raise RunError(f"{where}: {name} has values that are not finite: the run collapsed.")
         rows.append({"layer": name} | compare(layer, weight))
     return pd.DataFrame(rows, columns=LAYER_COLUMNS)
 
@@ -116,7 +116,7 @@ def compare_layers(
 def pooled(layers: pd.DataFrame) -> dict[str, float]:
     """The measures over all layers: each neuron counts once in ΔM and ΔA, each pair once in ΔS.
 
-    `delta_m` and `delta_a` are means weighted by k, `delta_s` that weighted by k(k-1), and
+    `delta_m` and `delta_a` are means weighted by k, `delta_s` is a mean weighted by k(k-1), and
     `delta_s_per_pair` is Σ ΔS / Σ k(k-1). `relative_change` is |ΔW| / |W| over all layers.
     """
     neurons = layers["neurons"].to_numpy(dtype=np.float64)
@@ -148,7 +148,7 @@ def rescaled(
 def random_change(
     source: Mapping[str, SourceLayer], changes: Mapping[str, float], seed: int = 0
 ) -> dict[str, Array]:
-    """The source plus Gaussian noise of norm `changes` in each layer: what any change would do."""
+    """The source plus Gaussian noise of norm `changes` in each layer, as a control."""
     generator = np.random.default_rng(seed)
     result: dict[str, Array] = {}
     for name, layer in source.items():
@@ -160,6 +160,6 @@ def random_change(
 def _decompose(
     weight: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Lengths [k] and unit rows [k, d]; a row of zeros stays one."""
+    """Lengths [k] and unit rows [k, d]; a row of zeros stays zero."""
     lengths = np.linalg.norm(weight, axis=1)
     return lengths, weight / np.where(lengths > 0, lengths, 1)[:, None]

@@ -1,8 +1,8 @@
-"""Adapted weights that runs kept: which there are, and their linear layers as arrays.
+"""Adapted weights that runs kept: their files, and their linear layers as arrays.
 
-A run folder that was asked to keep its models holds `models/NN-DOMAIN.safetensors` (the network at
-the end of its NN-th domain) or `models/last.safetensors` (at the end of the stream): plain tensors
-under the network's own names, adapters merged.
+A run with `keep_models` writes `models/NN-DOMAIN.safetensors` (the network at the end of its NN-th
+domain) or `models/last.safetensors` (at the end of the stream) into its folder: plain tensors with
+the names of the network, adapters merged.
 """
 
 import re
@@ -28,7 +28,7 @@ _FUSED = re.compile(r"\.(qkv\.weight|in_proj_weight)$")  # three layers in one m
 
 @dataclass(frozen=True)
 class KeptModel:
-    """One file of weights; `visit` counts the stream's domains from 0, -1 for the end of it."""
+    """One file of weights; `visit` counts the domains of the stream from 0, -1 is its end."""
 
     file: Path
     visit: int
@@ -36,7 +36,7 @@ class KeptModel:
 
 
 def kept_models(cell_folder: Path) -> list[KeptModel]:
-    """The models that a cell kept, in the order of its stream; [] if it kept none."""
+    """The models that a cell kept, in the order of its stream; [] without any."""
     found = []
     for file in (cell_folder / MODELS_FOLDER).glob("*.safetensors"):
         if file.stem == LAST:
@@ -47,7 +47,7 @@ def kept_models(cell_folder: Path) -> list[KeptModel]:
 
 
 def with_kept_models(cells: pd.DataFrame) -> pd.DataFrame:
-    """Those rows of a table of cells (with `path`) whose run kept a model."""
+    """The rows of a frame of cells (with `path`) whose run kept a model."""
     mask = np.array([bool(kept_models(Path(path))) for path in cells["path"]], dtype=bool)
     found: pd.DataFrame = cells[mask]
     return found
@@ -57,8 +57,8 @@ def linear_layers(file: Path) -> dict[str, Array]:
     """Weights [neurons, inputs] of the linear layers inside a network's blocks, by name.
 
     A projection of queries, keys and values in one matrix is three layers: `qkv.q`, `qkv.k`,
-    `qkv.v`. Neither the patch embedding nor the head is in a block. Raises RunError for a file
-    that cannot be read, or that holds no such layer.
+    `qkv.v`. Patch embedding and head are not in a block. Raises RunError for a file that cannot be
+    read or has no such layer.
     """
     try:
         with safe_open(file, framework="numpy") as tensors:
@@ -71,7 +71,7 @@ def linear_layers(file: Path) -> dict[str, Array]:
     layers = dict(split_layers(weights))
     if not layers:
         raise RunError(
-            f"{file}: has no linear layer inside a numbered block, whose neurons could be compared."
+            f"{file}: has no linear layer in a numbered block, so there are no neurons to compare."
         )
     return layers
 
@@ -82,15 +82,15 @@ def is_block_weight(name: str) -> bool:
 
 
 def split_layers(weights: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    """The matrices inside blocks, a fused projection as its three parts, in natural order."""
+    """The matrices inside blocks in natural order; a fused projection as three matrices."""
     for name in sorted(filter(is_block_weight, weights), key=_natural):
         weight = weights[name]
         if weight.ndim != 2:
             continue
         layer = name.removesuffix(".weight").removesuffix("_weight")
         if _FUSED.search(name) and len(weight) % 3 == 0:
-            for role, part in zip("qkv", np.split(weight, 3), strict=True):
-                yield f"{layer}.{role}", part
+            for role, matrix in zip("qkv", np.split(weight, 3), strict=True):
+                yield f"{layer}.{role}", matrix
         else:
             yield layer, weight
 

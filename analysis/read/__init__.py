@@ -1,1 +1,1 @@
-"""Run folders read into tidy frames, every number recounted from predictions."""
+"""Reading run folders into tidy frames; every number is recounted from predictions."""

@@ -1,4 +1,4 @@
-"""One run folder as a row and its results: what `collect` puts into frames. Needs no pandas."""
+"""One run folder as a row and its results, for the frames of `collect`. Needs no pandas."""
 
 import functools
 import hashlib
@@ -30,23 +30,23 @@ _NAMED_SETTINGS = {  # these have columns of their own
     "mean", "std", "severities", "task", "scale", "inference",
 }
 # fmt: on
-_MOST = 1024  # remembered at once
+_MAX_CACHED = 1024
 
 
 @dataclass(frozen=True)
 class FoundCell:
-    """The columns of a cell by name, and what it scored if it is finished."""
+    """The columns of a cell by name, and its result if it is finished."""
 
     row: dict[str, Any]
     result: Result | None
 
 
 def read_folder(folder: Path) -> FoundCell | str | None:
-    """The cell of a run folder; a text: why it cannot be used; None: it is a warm-up, no result."""
+    """The cell of a run folder; a text: why it is unusable; None: a warm-up, without a result."""
     try:
         content = read_cell(folder)
         if content.get("kind") == WARM_UP:
-            return None  # what it leaves has a cell of its own
+            return None  # the cell that starts from it has the result
         row = _cell_row(folder, content)
         if row["state"] != "done":
             return FoundCell(row, None)
@@ -57,7 +57,7 @@ def read_folder(folder: Path) -> FoundCell | str | None:
 
 
 def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
-    """The normalisation really used: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`."""
+    """The normalisation of the inputs: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`."""
     mean, std = preprocessing.get("mean"), preprocessing.get("std")
     if not mean or not std or (set(mean) == {0} and set(std) == {1}):
         return "none (inputs in [0, 1])"
@@ -65,7 +65,7 @@ def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
 
 
 def _details(settings: Mapping[str, Any]) -> str:
-    """Every other setting of benchmark and pre-processing: `order shuffled, size 32 32`."""
+    """The other settings of benchmark and pre-processing: `order shuffled, size 32 32`."""
     scale, inference = settings.get("scale"), settings.get("inference")
     segmented = []
     if scale:
@@ -120,12 +120,12 @@ _columns: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
 
 def _cached(*blocks: Any) -> dict[str, Any]:
-    """`_protocol` of blocks of cell.yaml, which the cells of a grid share as objects: made once."""
+    """`_protocol` of blocks of cell.yaml, cached: the cells of a grid share them as objects."""
     key = tuple(map(id, blocks))
     if key not in _columns:
-        if len(_columns) >= _MOST:
+        if len(_columns) >= _MAX_CACHED:
             _columns.clear()
-        _columns[key] = (blocks, _protocol(*blocks))  # kept, so that no other gets its id
+        _columns[key] = (blocks, _protocol(*blocks))  # stored, so that no other object gets its id
     return _columns[key][1]
 
 
@@ -162,7 +162,7 @@ def _protocol(
 
 
 def _start(cell: CellRecord) -> str:
-    """What a cell without adaptation scores: "warm-up" or "source"; "" for one that adapts."""
+    """The model that a cell without adaptation scores: "warm-up" or "source"; else ""."""
     if cell.get("adapt", True):
         return ""
     return "warm-up" if cell.get("warmup") else "source"
@@ -179,6 +179,6 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _versions(content: bytes) -> dict[str, Any]:
-    """What env.json says, of which the cells of a launch have the same; not to be changed."""
+    """The columns of env.json, cached: the cells of a launch have the same. Do not change it."""
     env = parse_json(ENVIRONMENT_FILE, content)
     return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}

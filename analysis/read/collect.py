@@ -1,6 +1,6 @@
-"""Run folders as tidy tables: one row per cell, one per cell, round, domain and metric.
+"""Run folders as tidy frames: one row per cell, and one per cell, round, domain and metric.
 
-Numbers are recounted from predictions.npz; a folder whose files disagree is left out by name.
+Numbers are recounted from predictions.npz; a folder with contradictory files is in `left_out`.
 """
 
 import contextlib
@@ -45,20 +45,20 @@ CELL_COLUMNS = [
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]
 # fmt: on
 _MISSING = dict.fromkeys(CELL_COLUMNS)
-_OF_CELL = 10  # of RESULT_COLUMNS, those that all results of a cell have in common
-_FEWEST = 500  # folders for a process: to start it takes as long as to read so many
-_AT_ONCE = 500  # folders handed to a process at most: by fewer it waits for this one
+_OF_CELL = 10  # the first of RESULT_COLUMNS, which all results of a cell have in common
+_FEWEST = 500  # folders for a process: its start takes as long as reading that many
+_AT_ONCE = 500  # most folders per message to a process: with fewer it waits for this one
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was found below a directory.
+    """The runs below a directory.
 
-    cells: one row per cell, finished or not; `group` is a hash of all that must agree for two
-    rows to share a table (benchmark with all its settings, weights, pre-processing, precision).
-    results: the columns of results.csv; error, ece, mIoU and the `iou/CLASS` of each class in %;
-    finished cells only; no value where there was nothing to score. domains: images, errors (wrong
-    pixels for mIoU) and whether predictions collapsed, per cell, round and domain.
+    cells: one row per cell, finished or not; `group` is a hash of everything that must be equal for
+    two rows to share a table (benchmark with all its settings, weights, pre-processing, precision).
+    results: finished cells only, with the columns of results.csv; error, ece, mIoU and the
+    `iou/CLASS` of each class are in %; NaN where there was nothing to score. domains: images,
+    errors (wrong pixels for mIoU) and whether predictions collapsed, per cell, round and domain.
     left_out: folders that could not be used, with the reason.
     """
 
@@ -68,13 +68,16 @@ class Runs:
     left_out: list[tuple[Path, str]]
 
     def groups(self) -> list["Runs"]:
-        """The runs split so that every part fits one table, in the order of the benchmarks."""
+        """The runs split into groups that share a table, sorted by benchmark and setting.
+
+        Example: `[group.cells["benchmark"].iloc[0] for group in load(directory).groups()]`
+        """
         keys = ["benchmark", "setting", "severity", "model", "preprocessing", "group"]
         order = self.cells[keys].astype(str).drop_duplicates().sort_values(keys)
         return [self._where(self.cells["group"] == group) for group in order["group"]]
 
     def finished(self) -> "Runs":
-        """The finished cells alone."""
+        """Only the finished cells, with their results."""
         return self._where(self.cells["state"] == "done")
 
     def _where(self, mask: "pd.Series[bool]") -> "Runs":
@@ -90,9 +93,11 @@ class Runs:
 def load(directory: Path, workers: int = 1) -> Runs:
     """Read every run folder at most three levels below `directory`.
 
-    Raises RunError if the directory does not exist. Folders that cannot be used are in
-    `left_out`; unfinished cells are in `cells` with their state, and nowhere else. With `workers`
-    many folders are read in so many processes.
+    Example: `load(Path("runs/quickstart")).results.query("metric == 'error'")`
+
+    `workers` is the number of processes that read, used with at least 500 folders for each.
+    Unfinished cells are only in `cells`, with their state. Folders that cannot be used are in
+    `left_out`. Raises RunError if the directory does not exist.
     """
     folders, left_out = find_cells(directory)
     found: dict[str, FoundCell] = {}
@@ -104,8 +109,8 @@ def load(directory: Path, workers: int = 1) -> Runs:
                 elif cell is not None:
                     _add(found, folder, cell, left_out)
         rows = [cell.row for cell in found.values()]
-        whole = map(operator.itemgetter(*CELL_COLUMNS), (_MISSING | row for row in rows))
-        columns = zip(*whole, strict=True) if rows else [()] * len(CELL_COLUMNS)
+        complete = map(operator.itemgetter(*CELL_COLUMNS), (_MISSING | row for row in rows))
+        columns = zip(*complete, strict=True) if rows else [()] * len(CELL_COLUMNS)
         return Runs(
             cells=pd.DataFrame(dict(zip(CELL_COLUMNS, columns, strict=True))),
             results=_results(found),
@@ -118,12 +123,12 @@ def load(directory: Path, workers: int = 1) -> Runs:
 def _reader(
     count: int, workers: int
 ) -> Iterator[Callable[[list[Path]], Iterable[FoundCell | str | None]]]:
-    """What reads so many folders, in their order."""
+    """A function that reads folders in their order, in one or several processes."""
     workers = min(workers, count // _FEWEST)
     if workers < 2:
         yield functools.partial(map, read_folder)
         return
-    # Not forked: this process may have threads. The child imports no pandas.
+    # Not forked, because this process may have threads. The child imports no pandas.
     with ProcessPoolExecutor(
         workers,
         mp_context=get_context("spawn"),
@@ -136,7 +141,7 @@ def _reader(
 
 
 def _scoring_plugins() -> list[str]:
-    """The plug-ins that bring a metric or a measure: files by their whole paths."""
+    """The plug-ins with a metric or a measure: files by their absolute paths."""
     owners = {e.module for entries in (METRICS, MEASURES) for e in entries.entries().values()}
     loaded = loaded_plugins().items()
     return [
@@ -147,7 +152,7 @@ def _scoring_plugins() -> list[str]:
 
 
 def _begin_reading(plugins: Sequence[str]) -> None:
-    """In each process: metrics may be of plug-ins, and what is read goes as a whole."""
+    """In each process: load plug-ins with metrics; no garbage collection while reading."""
     gc.disable()
     for plugin in plugins:
         load_plugin(plugin)
@@ -156,23 +161,25 @@ def _begin_reading(plugins: Sequence[str]) -> None:
 def _add(
     found: dict[str, FoundCell], folder: Path, cell: FoundCell, left_out: list[tuple[Path, str]]
 ) -> None:
-    """Keep a cell under its name; of two copies the finished one, else the first."""
+    """Store a cell under its name; of two copies the finished one, else the first."""
     name = cell.row["cell"]
     other = found.get(name)
     if other is not None:
         is_better = cell.row["state"] == "done" != other.row["state"]
-        here, there = folder, Path(other.row["path"])
-        dropped, kept = (there, here) if is_better else (here, there)
-        left_out.append((dropped, f"the same cell as {kept}"))
+        earlier = Path(other.row["path"])
+        dropped, used = (earlier, folder) if is_better else (folder, earlier)
+        left_out.append((dropped, f"the same cell as {used}, which is used"))
         if not is_better:
             return
     found[name] = cell
 
 
 def batches(cell_path: Path | str) -> pd.DataFrame:
-    """batches.jsonl of a cell, one row per batch; torn or damaged lines are dropped.
+    """batches.jsonl of a cell, one row per batch; incomplete or damaged lines are dropped.
 
-    A batch that was run twice (a resume after a crash) counts as it was run last.
+    Example: `batches("runs/quickstart/CELL")["errors"].sum()`
+
+    Of a batch that ran twice (a resume after a crash), the last run counts.
     """
     rows: dict[int, dict[str, Any]] = {}
     for line in (Path(cell_path) / BATCHES_FILE).read_bytes().split(b"\n"):
@@ -210,10 +217,10 @@ def _repeated(
     columns: list[str],
     names: Sequence[tuple[tuple[Any, ...], ...]],
 ) -> pd.DataFrame:
-    """What holds for a cell, repeated for each of its names, and beside it the names in columns.
+    """The values of each cell, repeated for each of its names, with the names in `columns`.
 
-    The cells of a grid have the same names: these become a frame once, and rows of it are taken,
-    for a frame of many cells made row by row takes longer than reading them.
+    The cells of a grid have the same names, so these become a frame once, and rows of it are taken:
+    building a frame of many cells row by row takes longer than reading the cells.
     """
     lengths = [len(part) for part in names]
     kinds = dict.fromkeys(names, 0)

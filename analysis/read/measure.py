@@ -1,4 +1,4 @@
-"""The headline metric of a cell, from its files: an entry of METRICS."""
+"""The headline metric of a cell: the entry of METRICS that its files name."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ def metric_names() -> dict[str, str]:
 
 
 def metric_named(name: str) -> Metric:
-    """The metric with this name in result.json; UnusableCellError for one that is not known."""
+    """The metric with this name in result.json; UnusableCellError if it is unknown."""
     names = metric_names()
     for task, known in names.items():
         if known == name:
             metric: Metric = METRICS.get(task)()
             return metric
     raise UnusableCellError(
-        f"newer: {RESULT_FILE} has the metric {name!r}; this ctta-bench knows "
+        f"newer: {RESULT_FILE} has the metric {name!r}; this ctta-bench has "
         f"{', '.join(names.values())}"
     )
 
@@ -31,6 +31,6 @@ def metric_of_task(benchmark: Mapping[str, object]) -> str:
     names, task = metric_names(), str(benchmark.get("task", "classification"))
     if task not in names:
         raise UnusableCellError(
-            f"newer: {CELL_FILE} has the task {task!r}; this ctta-bench knows {', '.join(names)}"
+            f"newer: {CELL_FILE} has the task {task!r}; this ctta-bench has {', '.join(names)}"
         )
     return names[task]

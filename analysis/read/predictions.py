@@ -1,4 +1,4 @@
-"""predictions.npz of a cell: arrays with an entry for each scored image, in stream order."""
+"""predictions.npz of a cell: arrays with one entry per scored image, in stream order."""
 
 import contextlib
 import functools
@@ -20,8 +20,8 @@ from ctta_bench.record.schema import PREDICTIONS_FILE
 from ctta_bench.scoring.confusion import SegmentedImages
 from ctta_bench.scoring.miou import Miou
 
-# What zipfile, zlib and numpy raise on cut or flipped bytes (a flipped flag reads as encryption or
-# an unknown compression, RuntimeError; a flipped shape as too much memory).
+# What zipfile, zlib and numpy raise for missing or changed bytes (a changed flag means encryption
+# or an unknown compression, RuntimeError; a changed shape means too much memory).
 _DAMAGE = (
     OSError,
     ValueError,
@@ -41,9 +41,9 @@ _VISIT = {"domain": 1, "round": 1}
 
 
 def read_predictions(folder: Path, axes: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of predictions.npz by name, with so many axes each; `domain` and `round` with them.
+    """Arrays of predictions.npz by name, each with its number of axes, and `domain` and `round`.
 
-    They are equally long; UnusableCellError for what is not.
+    Raises UnusableCellError for another number of axes or if the arrays differ in length.
     """
     axes = {**axes, **_VISIT}
     arrays = dict(zip(axes, read_arrays(folder, PREDICTIONS_FILE, *axes), strict=True))
@@ -62,7 +62,7 @@ def read_segmented(folder: Path) -> SegmentedImages:
 
 @contextlib.contextmanager
 def contradictions_make_unusable() -> Iterator[None]:
-    """What a metric cannot count makes a cell unusable."""
+    """Turn the RunError of a metric that cannot count into an UnusableCellError."""
     try:
         yield
     except UnusableCellError:
@@ -74,8 +74,8 @@ def contradictions_make_unusable() -> Iterator[None]:
 def read_arrays(folder: Path, file: str, *names: str) -> list[npt.NDArray[Any]]:
     """The named arrays of a plain .npz file in a folder, or UnusableCellError."""
     try:
-        # In one piece, and not by np.load, which parses every header anew: a report of many cells
-        # spends most of its time here.
+        # Not by np.load, which parses every header again: a report of many cells spends most of
+        # its time here.
         content = read_bytes(folder, file)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = [archive.getinfo(f"{name}.npy") for name in names]
@@ -87,7 +87,7 @@ def read_arrays(folder: Path, file: str, *names: str) -> list[npt.NDArray[Any]]:
 
 
 def _unpacked(content: bytes, member: zipfile.ZipInfo) -> bytes:
-    """A member of an archive that is in memory; its streams take `zipfile` three times as long."""
+    """A member of an archive in memory, in a third of the time of the streams of `zipfile`."""
     at = member.header_offset
     signature, name, extra = _LOCAL_HEADER.unpack_from(content, at)
     start = at + _LOCAL_HEADER.size + name + extra
@@ -104,7 +104,7 @@ def _unpacked(content: bytes, member: zipfile.ZipInfo) -> bytes:
 
 
 def _array(member: bytes) -> npt.NDArray[Any]:
-    """What np.load makes of a .npy file, read-only; ValueError for one that holds objects."""
+    """The array that np.load would return, read-only; ValueError for one with objects."""
     if member[6:8] != b"\x01\x00":  # another version of the format
         loaded: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(member), allow_pickle=False)
         return loaded
@@ -118,7 +118,7 @@ def _array(member: bytes) -> npt.NDArray[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype: the same few in all cells of a grid."""
+    """Shape, whether in Fortran order, and dtype; cached, as all cells of a grid have the same."""
     stream = io.BytesIO(head)
     np.lib.format.read_magic(stream)
     return np.lib.format.read_array_header_1_0(stream)

@@ -1,4 +1,4 @@
-"""result.json held against predictions.npz: a result is used only if both tell the same."""
+"""Checking result.json against predictions.npz: a result is used only if both agree."""
 
 import functools
 import math
@@ -36,8 +36,8 @@ class Result:
     facts: metric, counters, cost, source accuracy and order hash, by their names in result.json.
     visits: round and domain of each visit, and counts [visits, 4] its images, errors, classes and
     whether predictions collapsed. metrics: round, domain and metric of each of the values; errors,
-    ece and IoU in %, NaN where there is nothing to score. Names apart from numbers: cells are
-    many, and those of a grid have the same names.
+    ece and IoU in %, NaN where there is nothing to score. Names are separate from numbers, because
+    the many cells of a grid share them.
     """
 
     facts: dict[str, Any]
@@ -50,9 +50,9 @@ class Result:
 def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
     """The result of a finished cell, recounted.
 
-    cell: what cell.yaml says: `cell` (the name), `model_sha256`, `domains` and `metric`. Raises
-    UnusableCellError with the reason if a file is cut, damaged, of a newer schema, of another cell
-    or model, or disagrees with the others.
+    cell: from cell.yaml: `cell` (the name), `model_sha256`, `domains` and `metric`. Raises
+    UnusableCellError with the reason if a file is incomplete, damaged, of a newer schema, of
+    another cell or model, or contradicts the others.
     """
     result = read_json(folder, RESULT_FILE)
     check_schema(RESULT_FILE, result)
@@ -100,12 +100,12 @@ def _check_identity(result: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
         )
     if result.get("model_sha256", cell["model_sha256"]) != cell["model_sha256"]:
         raise UnusableCellError(
-            f"contradictory: {RESULT_FILE} was made with other weights than {CELL_FILE} names"
+            f"contradictory: {RESULT_FILE} and {CELL_FILE} have different weights (model_sha256)"
         )
     if metric_named(result["metric"]).name != cell["metric"]:
         raise UnusableCellError(
-            f"contradictory: {RESULT_FILE} is in {result['metric']}, the benchmark of {CELL_FILE} "
-            f"is scored by {cell['metric']}"
+            f"contradictory: the metric of {RESULT_FILE} is {result['metric']}, that of the "
+            f"benchmark in {CELL_FILE} is {cell['metric']}"
         )
 
 
@@ -116,10 +116,10 @@ def _counts(
     metric: Metric,
     reported: Mapping[Key, dict[str, Any]],
 ) -> dict[Key, Count]:
-    """What predictions.npz gives: the metric, and measures that are computed from it again."""
+    """The metric and the measures, computed from predictions.npz."""
     measures = _recounted(reported)
-    beside = {name: 1 for measure in measures for name in measure.arrays}
-    arrays = read_predictions(folder, {**beside, **metric.arrays})
+    of_measures = {name: 1 for measure in measures for name in measure.arrays}
+    arrays = read_predictions(folder, {**of_measures, **metric.arrays})
     with contradictions_make_unusable():
         counts = metric.count(arrays, cell["domains"], result)
         if measures:
@@ -138,17 +138,17 @@ def _recounted(reported: Mapping[Key, dict[str, Any]]) -> list[Measure]:
 
 def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:
     name = next((count.recorded[0] for count in counts.values()), "errors")
-    said = {key: (entry[name], entry["n"]) for key, entry in reported.items()}
+    stored = {key: (entry[name], entry["n"]) for key, entry in reported.items()}
     counted = {key: (count.recorded[1], count.n) for key, count in counts.items()}
-    if said == counted:
+    if stored == counted:
         return
     nothing = (0, 0)
-    for key in sorted(said.keys() | counted.keys()):
-        one, other = said.get(key, nothing), counted.get(key, nothing)
+    for key in sorted(stored.keys() | counted.keys()):
+        one, other = stored.get(key, nothing), counted.get(key, nothing)
         if one != other:
             raise UnusableCellError(
-                f"contradictory: round {key[0]}, {key[1]}: {one[0]} {name} in {one[1]} images by "
-                f"{RESULT_FILE}, {other[0]} in {other[1]} by {PREDICTIONS_FILE}"
+                f"contradictory: round {key[0]}, {key[1]}: {one[0]} {name} in {one[1]} images in "
+                f"{RESULT_FILE}, but {other[0]} in {other[1]} in {PREDICTIONS_FILE}"
             )
 
 
@@ -157,18 +157,14 @@ def _check_values(
 ) -> None:
     after = f" {unit}" if unit else ""
     for key, entry in reported.items():
-        said, counted = entry[name], counts[key].values[name]
-        if said is None and counted is None:
+        stored, counted = entry[name], counts[key].values[name]
+        if stored is None and counted is None:
             continue
-        if said is None or counted is None or not abs(said - counted) <= _ROUNDING:
+        if stored is None or counted is None or not abs(stored - counted) <= _ROUNDING:
             raise UnusableCellError(
-                f"contradictory: round {key[0]}, {key[1]}: {RESULT_FILE} gives "
-                f"{_article(name)} {name} of {said}{after}, its counts give {_two(counted)}{after}"
+                f"contradictory: round {key[0]}, {key[1]}: {name} is {stored}{after} in "
+                f"{RESULT_FILE}, but {_two(counted)}{after} from the counts"
             )
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeio" else "a"
 
 
 def _two(value: float | None) -> str:
@@ -176,15 +172,16 @@ def _two(value: float | None) -> str:
 
 
 def _check_mean(result: dict[str, Any]) -> None:
-    """The mean must be that of the domains that have a value, then of the rounds that have one."""
+    """The mean must be over the domains with a value, then over the rounds with a value."""
     metric = result["metric"]
     mean = _mean([_mean([entry[metric] for entry in part["domains"]]) for part in result["rounds"]])
-    said = result["mean"]
-    if mean is None and said is None:
+    stored = result["mean"]
+    if mean is None and stored is None:
         return
-    if mean is None or said is None or not abs(mean - said) <= _ROUNDING:
+    if mean is None or stored is None or not abs(mean - stored) <= _ROUNDING:
         raise UnusableCellError(
-            f"contradictory: {RESULT_FILE} gives a mean of {said}, its domains {_two(mean)}"
+            f"contradictory: the mean is {stored} in {RESULT_FILE}, but {_two(mean)} from its "
+            "domains"
         )
 
 
@@ -196,7 +193,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _values(
     reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]
 ) -> dict[tuple[int, str, str], float | None]:
-    """Metrics of every domain: the recounted ones exact, where result.json may be rounded."""
+    """Metrics of every domain; recounted ones at full precision, others as in result.json."""
     values = {}
     for (step, domain), entry in reported.items():
         counted = counts[step, domain].values
@@ -210,5 +207,5 @@ def _values(
 
 @functools.lru_cache(maxsize=1024)
 def _shared(names: tuple[_T, ...]) -> tuple[_T, ...]:
-    """The same tuple for equal ones."""
+    """One tuple object for all equal ones."""
     return names

@@ -22,7 +22,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of a minus that of b, in points; low and high bound its 95 % interval."""
+    """The mean of a minus that of b in points, the bounds of its 95 % interval, and the p-value."""
 
     difference: float
     low: float
@@ -40,13 +40,15 @@ def paired_bootstrap(
 ) -> PairedDifference:
     """Difference in the mean of a metric, resampling the images within each domain.
 
+    Example: `paired_bootstrap([tent_folder], [source_folder]).p`
+
     runs_a, runs_b: the finished cell folders of a method, one per seed. An image is an index
-    within a domain; its repetitions in rounds and seeds stay together. Domains weigh equally.
-    Of a mean over images (`error`) an image's value is averaged over rounds and seeds before it is
-    drawn. Of sums (`miou`) the confusion matrices of the drawn images are summed, and each domain's
-    mIoU is computed again for each round and seed. p is two-sided: twice the share of resamples on
-    the wrong side of zero, with one added to both counts. It says how sure the difference is for
-    other images of the same kind, not for other seeds.
+    within a domain; its repetitions in rounds and seeds stay together. All domains have the same
+    weight. For a mean over images (`error`), the value of an image is averaged over rounds and
+    seeds before it is drawn. For sums (`miou`), the confusion matrices of the drawn images are
+    summed, and the mIoU of each domain is computed again for each round and seed. p is two-sided:
+    twice the share of resamples on the wrong side of zero, with one added to both counts. It is
+    about other images of the same kind, not about other seeds.
 
     Raises RunError if the two did not see the same images.
     """
@@ -79,13 +81,13 @@ def _check_same_images(
     images_a: Mapping[int, npt.NDArray[Any]],
     images_b: Mapping[int, npt.NDArray[Any]],
 ) -> None:
-    """Per domain, the image numbers of both, sorted."""
+    """Raise RunError if the image numbers (per domain, sorted) differ."""
     if images_a.keys() != images_b.keys() or any(
         not np.array_equal(images_a[domain], images_b[domain]) for domain in images_a
     ):
         raise RunError(
-            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so they cannot be paired; "
-            "compare runs of one benchmark, subset and seed."
+            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so there is no paired "
+            "difference; compare runs of one benchmark, subset and seed."
         )
 
 
@@ -96,7 +98,7 @@ def _resampled_means(
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[float, Floats]:
-    """The difference in a mean over images, and that of each resample, in points."""
+    """The difference in a mean over images, and of each resample, in points."""
     errors_a, errors_b = _image_means(metric, runs_a), _image_means(metric, runs_b)
     _check_same_images(
         runs_a,
@@ -113,7 +115,7 @@ def _resampled_means(
 def _drawn_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
     """[resamples] means of n images drawn with replacement from n.
 
-    A difference takes few values, so a draw is how often each value comes: one multinomial.
+    A difference has few values, so a draw is the count of each value: one multinomial.
     """
     values, counts = np.unique(difference, return_counts=True)
     draws = generator.multinomial(len(difference), counts / len(difference), size=resamples)
@@ -126,7 +128,7 @@ def _image_means(
 ) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
     """Per domain: the image numbers, sorted, and the mean of each over rounds and runs.
 
-    For the error that is the share of wrong answers.
+    For the error this is the share of wrong answers.
     """
     files = [Path(run) / PREDICTIONS_FILE for run in runs]
     return _read_image_means(
@@ -163,7 +165,7 @@ def _share(
     index = np.concatenate([part[0] for part in parts])
     wrong = np.concatenate([part[1] for part in parts])
     images, place, times = np.unique(index, return_inverse=True, return_counts=True)
-    # counts, not a running mean: equal shares must be equal bits for _drawn_means
+    # Counts, not a running mean: equal shares must be bit-identical for _drawn_means.
     return images, np.bincount(place, weights=wrong, minlength=len(images)) / times
 
 
@@ -174,11 +176,11 @@ def _resampled_sums(
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[float, Floats]:
-    """The difference in mIoU, and that of each resample, in points."""
+    """The difference in mIoU, and of each resample, in points."""
     cells_a, cells_b = ([read_segmented(Path(run)) for run in runs] for runs in (runs_a, runs_b))
     images, images_b = _segmented_images(cells_a), _segmented_images(cells_b)
     _check_same_images(runs_a, runs_b, images, images_b)
-    # The first line counts each image once: it is the difference itself.
+    # The first row counts each image once: it gives the difference itself.
     weights = {
         domain: np.vstack(
             [
@@ -223,7 +225,7 @@ def _mean_mious(
 
 
 def _mean_of_present(values: Sequence[Floats]) -> Floats:
-    """Mean over the first axis, without what has nothing to score (NaN)."""
+    """Mean over the first axis, without values with nothing to score (NaN)."""
     stacked = np.asarray(values)
     present = np.isfinite(stacked)
     counts = present.sum(0)

@@ -156,12 +156,12 @@ def test_a_picture_that_is_not_square_keeps_its_grid():
 
 def test_a_map_that_is_all_discarded_is_an_error_and_not_nan():
     rolled = torch.eye(17, dtype=torch.float64)[None]
-    with pytest.raises(MethodError, match="lower `discard`"):
+    with pytest.raises(MethodError, match="choose a lower value"):
         patch_maps(vit(), rolled)
 
 
 def test_patches_without_a_grid_are_refused():
-    with pytest.raises(MethodError, match="14 patches make no square"):
+    with pytest.raises(MethodError, match="14 patches form no square"):
         patch_maps(nn.Identity(), torch.rand(1, 14, 14))
 
 

@@ -125,13 +125,16 @@ def test_a_cell_yaml_without_a_block_is_left_out(cell, runs_dir):
     ("change", "reason"),
     [
         (lambda r: r.update(cell="tent-other"), "result.json is of cell tent-other"),
-        (lambda r: r.update(model_sha256="b" * 64), "made with other weights"),
+        (lambda r: r.update(model_sha256="b" * 64), "different weights"),
         (lambda r: r["rounds"][0]["domains"][1].update(errors=19), "19 errors in 100 images"),
         (lambda r: r["rounds"][0]["domains"][1].update(n=99), "20 errors in 99 images"),
-        (lambda r: r["rounds"][0]["domains"][1].update(error=19.0), "gives an error of 19.0 %"),
+        (
+            lambda r: r["rounds"][0]["domains"][1].update(error=19.0),
+            "error is 19.0 % in result.json",
+        ),
         (lambda r: r["rounds"][0]["domains"].pop(), "0 errors in 0 images"),
-        (lambda r: r.update(mean=29.0), "a mean of 29.0, its domains 30.00"),
-        (lambda r: r.update(mean=float("nan")), "a mean of nan"),
+        (lambda r: r.update(mean=29.0), "the mean is 29.0 in result.json, but 30.00"),
+        (lambda r: r.update(mean=float("nan")), "the mean is nan"),
     ],
 )
 def test_a_contradictory_result_is_left_out_by_name(cell, runs_dir, edit_json, change, reason):

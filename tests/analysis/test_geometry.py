@@ -145,8 +145,8 @@ def test_noise_has_the_size_it_was_given_in_each_layer():
 @pytest.mark.parametrize(
     ("adapted", "words"),
     [
-        ({"a": weights(4, 5, 0), "b": weights(4, 5, 0)}, "b is on one side"),
-        ({}, "a is on one side"),
+        ({"a": weights(4, 5, 0), "b": weights(4, 5, 0)}, "b is only in one"),
+        ({}, "a is only in one"),
         ({"a": weights(4, 6, 0)}, r"\(4, 6\), but \(4, 5\)"),
         ({"a": np.full((4, 5), np.nan)}, "not finite"),
     ],
