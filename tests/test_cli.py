@@ -160,7 +160,7 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     assert [row["state"] for row in rows] == ["done"] * 4
     report = invoke("report", "runs/two")
     assert report.exit_code == 0, report.output
-    assert "tent" in report.stdout and "gain" in report.stdout
+    assert "TENT" in report.stdout and "gain" in report.stdout
     assert (tmp_path / "runs/two/report/index.html").is_file()
     assert (tmp_path / "runs/two/report/results.csv").is_file()
 
@@ -397,7 +397,7 @@ def test_the_pre_processing_regime_makes_two_cells_and_a_footnote(
         ("true", 0.5, 0.5, 0.5),
     ]
     text = invoke("report", "both").stdout
-    assert text.count("pre-processing true") == text.count("pre-processing lineage") == 1
+    assert text.count("the checkpoint's own") == text.count("as in earlier papers") == 1
     assert text.count("not as the weights were trained") == 1
 
 

@@ -34,10 +34,10 @@ NEEDED = {
     "controls/settings_rate": ["mean over lr"],
     "controls/geometry_fashion": ["geometry of adapted weights", "semantic, through paid"],
     "controls/geometry_imagenet": ["geometry of adapted weights", "semantic, through paid"],
-    "controls/warmup": ["paid with warm-up", "paid (warm-up only)"],
-    "controls/wrong_side": ["paid side=output"],
+    "controls/warmup": ["paid (with warm-up)", "paid (warm-up only)"],
+    "controls/wrong_side": ["paid (side=output)"],
     "controls/precision": ["bfloat16", "float64"],
-    "controls/preprocessing": ["pre-processing true", "pre-processing lineage"],
+    "controls/preprocessing": ["the checkpoint&#39;s own", "as in earlier papers"],
 }
 
 
@@ -120,7 +120,7 @@ def test_fewer_source_images_than_requested_are_noted_in_run_and_report(
     assert f"note: {sentence}" in result.stderr
     page = CliRunner().invoke(app, ["report", "runs/single"])
     assert page.exit_code == 0
-    assert f"paid: {sentence}." in next(Path("runs").rglob("*.html")).read_text(encoding="utf-8")
+    assert f"PAID: {sentence}." in next(Path("runs").rglob("*.html")).read_text(encoding="utf-8")
     filtered = CliRunner().invoke(app, [*words, *domain, "--set", "entropy_filter=true"])
     assert f"{sentence}, of which " in filtered.stderr
     plain = ["run", "paid", "fashion_c", "--set", "examples=4", *domain]

@@ -302,7 +302,7 @@ def test_a_model_that_no_preset_knows_is_said_once_and_again_below_the_table(run
         assert result.stderr.count(told) == (method != "source")  # which has nothing to set
     assert "no preset" not in invoke("run", "tent", "toy", *FEW_IMAGES).stderr
     below = [note for table in tables(load(runs)) for note in table.footnotes]
-    assert below.count(f"sar, tent: {told}.") == 1
+    assert below.count(f"SAR, TENT: {told}.") == 1
     assert sum("no preset" in note for note in below) == 1
 
 
@@ -406,7 +406,7 @@ def test_a_collapse_is_marked_and_the_kernel_of_attention_stands_below(
     finally:
         timm.layers.set_fused_attn(was)
     text = " ".join(note for table in tables(load(runs)) for note in table.footnotes)
-    assert "Collapsed: in at least one seed or round a single class makes up" in text
+    assert "Collapsed: in at least one round of one seed, a single class makes up" in text
     assert f"attention {'fused' if fused else 'plain'}" in text
 
 

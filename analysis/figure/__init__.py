@@ -1,1 +1,1 @@
-"""What figures share: canvas, colours, curves."""
+"""Shared by figures: canvas, colours, curves."""

@@ -1,4 +1,4 @@
-"""Mistakes along the stream: batches averaged over seeds, smoothed within each domain."""
+"""Errors along the stream: batches averaged over seeds, smoothed within each domain."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ from ctta_bench.analysis.read.collect import Runs, batches
 from ctta_bench.analysis.table.rows import Row, metric_of
 from ctta_bench.record.schema import BATCHES_FILE
 
-MAX_BANDS = 60  # domains over all rounds; beyond, a curve is of rounds
+MAX_BANDS = 60  # domains over all rounds; with more, a curve has one value per round
 MAX_WINDOW = 50  # batches
 
 
 def curves(
     found: Sequence[Row], of: str = "n", factor: float = 100
 ) -> tuple[pd.DataFrame, int | None]:
-    """The curves of all rows, one below the other, and the window of the average in batches.
+    """The curves of all rows in one frame, and the window of the moving average in batches.
 
-    Columns: method (the row's label), batch, round, domain, band (number of the domain along the
+    Columns: method (the row's name), batch, round, domain, band (number of the domain along the
     stream), images (seen so far), n, errors, of (the images or pixels that the key `of` of
     batches.jsonl counts), error and smoothed (`factor` times errors by `of`: in %), resets. The
-    average spans the last `window` batches and never crosses the border of a domain. With more than
-    MAX_BANDS domains the window is None, and the average is that of the whole round.
+    average is over the last `window` batches of the same domain. With more than MAX_BANDS domains
+    the window is None, and the average is over the round.
     """
     means = [_mean_batches(row, of, factor) for row in found]
     window = _window(means[0])
@@ -34,7 +34,7 @@ def curves(
 
 
 def has_all_batches(row: Row, runs: Runs) -> bool:
-    """Whether the batches.jsonl of every finished cell of the row tells of every image."""
+    """Whether the batches.jsonl of every finished cell of the row has all images."""
     of = metric_of(runs).count_key
     images = runs.domains.groupby("cell")["n"].sum().to_dict()
     return all(
@@ -49,28 +49,28 @@ def _num_images(path: str, of: str) -> int:
 
 
 def window_text(window: int | None) -> str:
-    """What an average spans, for the axis."""
+    """The window of the average in words, for the axis."""
     if window is None:
         return "mean of each round"
     return "each batch" if window == 1 else f"mean of the last {window} batches in the domain"
 
 
 def _mean_batches(row: Row, of: str, factor: float) -> pd.DataFrame:
-    """A row's batches, averaged over its seeds: errors and images per batch, and the domain."""
+    """The batches of a row, averaged over seeds: errors and images per batch, and the domain."""
     frames = []
     for path in row.finished["path"]:
         frame = batches(path)
         resets = frame["resets"].fillna(0) if "resets" in frame else 0
         frames.append(frame.assign(resets=resets, of=frame[of]))
-    kept = {"round": "first", "domain": "first", "n": "mean", "errors": "mean", "of": "mean"}
+    merged = {"round": "first", "domain": "first", "n": "mean", "errors": "mean", "of": "mean"}
     curve: pd.DataFrame = (
-        pd.concat(frames).groupby("batch", sort=True).agg(kept | {"resets": "max"}).reset_index()
+        pd.concat(frames).groupby("batch", sort=True).agg(merged | {"resets": "max"}).reset_index()
     )
     same = ["round", "domain"]
     curve["band"] = (curve[same] != curve[same].shift()).any(axis=1).cumsum()
     curve["images"] = curve["n"].cumsum()
     curve["error"] = factor * curve["errors"] / curve["of"]
-    curve["method"] = row.label
+    curve["method"] = row.name
     return curve
 
 

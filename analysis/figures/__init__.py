@@ -1,6 +1,6 @@
 """The figures of a report, one file each.
 
-Each figure is saved as PNG and PDF beside a CSV of the very numbers it draws.
+Each figure is saved as PNG and PDF, with a CSV of the numbers that it draws.
 """
 
 from ctta_bench.names import late

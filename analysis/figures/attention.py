@@ -1,4 +1,4 @@
-"""Rollout maps as a grid of pictures: the image, what the corruption made of it, a map a model."""
+"""Rollout maps as a grid of pictures: clean image, corrupted image, and one map per model."""
 
 import textwrap
 import zipfile
@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 
-FEW_PATCHES = 100  # below, a map shows a region at best, and no shape
-COLOUR_MAP = "cividis"  # even in lightness, so that it survives grey and colour blindness
+FEW_PATCHES = 100  # with fewer, a map can show a region but no shape
+COLOUR_MAP = "cividis"  # uniform in lightness: readable in grey and with colour blindness
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,17 @@ class Picture:
 
 @dataclass(frozen=True)
 class AttentionGrid:
-    """Maps of the same pictures under several models; `title` names model and benchmark."""
+    """Maps of the same pictures under several models; `title` names model and benchmark.
+
+    labels: of the models, as stored in files. shown: as printed; the labels if it is empty.
+    """
 
     name: str
     title: str
     how: str
     labels: Sequence[str]
     pictures: Sequence[Picture]
+    shown: Sequence[str] = ()
 
     @property
     def patches(self) -> tuple[int, int]:
@@ -59,23 +63,23 @@ class AttentionGrid:
         return rows * columns >= FEW_PATCHES
 
     def warning(self) -> str:
-        """The sentence for maps that are too coarse to read, or nothing."""
+        """A sentence if the maps are too coarse to show shapes; else ""."""
         if self.is_readable:
             return ""
         rows, columns = self.patches
         return (
-            f"The model sees {rows} x {columns} patches, too few for a map to show a shape: what "
-            "can be read off is the region and how spread out it is."
+            f"The model has {rows} x {columns} patches, too few for a map to show a shape. Such a "
+            "map shows the region and how spread out it is."
         )
 
 
 def attention_figure(grid: AttentionGrid, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Draw the grid; writes stem.png, stem.pdf, stem.csv and stem.npz and returns their paths.
 
-    stem.csv has a line a picture and model (`summary`), stem.npz the
-    maps [pictures, models, rows, columns] and the pictures themselves.
+    stem.csv has one row per picture and model (`summary`); stem.npz has the maps
+    [pictures, models, rows, columns] and the pictures.
     """
-    columns = ["image", "under corruption", *grid.labels]
+    columns = ["image", "corrupted image", *(grid.shown or grid.labels)]
     size = 1.45
     with canvas.wide.drawing():
         width, height = size * len(columns) + 0.9, (size + 0.42) * len(grid.pictures)
@@ -90,10 +94,10 @@ def attention_figure(grid: AttentionGrid, stem: Path, canvas: Canvas = SCREEN) -
             _draw_row(line, picture, canvas.pick(", ", "\n"))
         canvas.title(figure, grid.title)
         caption = (
-            f"Attention rollout ({grid.how}) of what the head reads; bright is much. One scale a "
-            "row, so a spread-out map is dim everywhere. Below a map: right or wrong class, spread "
-            "(0: one patch, 1: all alike), and the share that lies elsewhere than in the first. "
-            f"{grid.warning()}"
+            f"Attention rollout ({grid.how}) to the input of the head. Bright: much attention. "
+            "Each row has one scale, so a spread-out map is dim everywhere. Below a map: right or "
+            "wrong class; spread (0: one patch, 1: all patches equally); moved: the share of "
+            f"attention in another place than in the first map. {grid.warning()}"
         )
         figure.supxlabel(
             textwrap.fill(caption, int(16.5 * figure.get_figwidth())),
@@ -107,7 +111,7 @@ def attention_figure(grid: AttentionGrid, stem: Path, canvas: Canvas = SCREEN) -
 
 
 def summary(grid: AttentionGrid) -> pd.DataFrame:
-    """A line a picture and model: what was predicted, spread, and what moved."""
+    """One row per picture and model: prediction, spread, and the share that moved."""
     return pd.DataFrame(
         [
             {
@@ -126,7 +130,7 @@ def summary(grid: AttentionGrid) -> pd.DataFrame:
 
 
 def moved(picture: Picture, number: int) -> float:
-    """Share of a map's attention, in [0, 1], that lies elsewhere than in the first model's map."""
+    """Share of attention, in [0, 1], in another place than in the map of the first model."""
     return float(np.abs(picture.maps[number] - picture.maps[0]).sum() / 2)
 
 
@@ -140,8 +144,10 @@ def _draw_row(line: Sequence[Axes], picture: Picture, between: str) -> None:
         line[0].imshow(picture.clean, vmin=0, vmax=1)
     else:
         inside: Any = {"ha": "center", "transform": line[0].transAxes, "fontsize": "small"}
-        line[0].text(0.5, 0.5, "not at hand", **inside)
-    line[0].set_ylabel(f"{picture.domain}\nimage {picture.index}", fontsize="small")
+        line[0].text(0.5, 0.5, "not available", **inside)
+    line[0].set_ylabel(
+        f"{picture.domain.replace('_', ' ')}\nimage {picture.index}", fontsize="small"
+    )
     line[0].set_xlabel(f"class {picture.label}", fontsize="small")
     line[1].imshow(picture.corrupted, vmin=0, vmax=1)
     for number, axes in enumerate(line[2:]):
@@ -160,7 +166,7 @@ def _draw_map(axes: Axes, picture: Picture, number: int, between: str) -> None:
         vmax=1,
         alpha=0.72,
         extent=(0, width, height, 0),
-        interpolation="nearest",  # the patches as they are, no finer than the model sees
+        interpolation="nearest",  # patches as they are, no finer than those of the model
     )
     predicted = int(picture.predictions[number])
     verdict = "right" if predicted == picture.label else f"wrong: {predicted}"
@@ -172,7 +178,7 @@ def _draw_map(axes: Axes, picture: Picture, number: int, between: str) -> None:
 
 
 def _save_maps(grid: AttentionGrid, path: Path) -> Path:
-    """The arrays behind the figure, to the same bytes for the same arrays."""
+    """Store the arrays of the figure; equal arrays give bit-identical files."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "maps": np.stack([p.maps for p in grid.pictures]),
         "corrupted": np.stack([p.corrupted for p in grid.pictures]),

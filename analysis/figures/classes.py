@@ -1,4 +1,4 @@
-"""IoU by class as bars: source beside the best methods."""
+"""IoU by class as bars: source next to the best methods."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from ctta_bench.analysis.table.table import MISSING
 from ctta_bench.analysis.tables.classes import by_class, classes_of, mean_over
 from ctta_bench.registry import FIGURES
 
-MAX_BARS = 5  # methods: the tables have them all
+MAX_BARS = 5  # methods; the tables have all
 
 
 @FIGURES.register_module("classes", place=60, text="IoU by class of source and the best methods")
 def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Bars of the IoU of each class, over all domains: source beside the best methods.
+    """Bars of the IoU of each class, over all domains: source next to the best methods.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing without such scores.
     """
@@ -27,7 +27,7 @@ def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     found = [row for row in rows(runs) if not np.isnan(row.mean)][:MAX_BARS]
     if not classes or not found:
         return []
-    values = {row.label: mean_over(by_class(runs, row, classes), 3) for row in found}
+    values = {row.name: mean_over(by_class(runs, row, classes), 3) for row in found}
     with canvas.wide.drawing():
         figure = canvas.wide.figure((11, 3.6), 2.4)
         axes = figure.subplots()
@@ -36,7 +36,7 @@ def class_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
             is_source = row.method == SOURCE
             axes.bar(
                 np.arange(len(classes)) + (number - (len(found) - 1) / 2) * width,
-                np.nan_to_num(values[row.label]),
+                np.nan_to_num(values[row.name]),
                 width,
                 color="#BBBBBB" if is_source else COLOURS[number % len(COLOURS)],
                 hatch="///" if is_source else "",

@@ -1,4 +1,4 @@
-"""The geometry of kept models as two figures: the paper's bars, and raw values beside controls."""
+"""The geometry of kept models as two figures: the bars of the paper, and unscaled values."""
 
 import textwrap
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.kept_models.geometry_runs import Geometry
-from ctta_bench.analysis.table.rows import domain_labels
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.analysis.tables.geometry import (
     CIRCULAR,
@@ -26,6 +25,7 @@ from ctta_bench.analysis.tables.geometry import (
     scientific,
     shown_labels,
 )
+from ctta_bench.registry import MODELS
 
 DRAWN = {
     "delta_m": "ΔM, lengths",
@@ -37,11 +37,11 @@ _KIND_STYLE = {"corruption": (COLOURS[0], ""), "semantic": (COLOURS[1], "////")}
 
 
 def minmax_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The paper's figure: each measure by domain, min-max scaled over the domains of a row.
+    """The figure of the paper: each measure by domain, min-max scaled over the domains of a method.
 
-    One row of panels a method, the semantic shifts at the right end of each. Writes stem.png,
-    stem.pdf and stem.csv (raw and scaled values) and returns their paths; nothing without a
-    method that was adapted to domains.
+    One row of panels per method, with the semantic shifts at the right end of each panel. Writes
+    stem.png, stem.pdf and stem.csv (raw and scaled values) and returns their paths; nothing
+    without a method that was adapted to domains.
     """
     drawn = scaled_bars(geometry.models)
     labels = list(dict.fromkeys(drawn["label"]))
@@ -67,10 +67,10 @@ def minmax_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> li
         canvas.title(figure, _title(geometry))
         _caption(
             figure,
-            "Change against the source model, pooled over all linear layers, mean over seeds. Each "
-            "panel is scaled from its smallest to its largest value (written in it), so heights "
-            "compare within a panel alone; short bars beside a tall one may just be small changes "
-            f"(the unscaled figure tells). {CIRCULAR}",
+            "Change from the source model, pooled over all linear layers, mean over seeds. Each "
+            "panel is scaled from its smallest to its largest value (printed in it): compare "
+            "heights only within a panel. Short bars next to a tall one may simply be small "
+            f"changes of the weights; see the unscaled figure. {CIRCULAR}",
         )
         has_semantic = (drawn["kind"] == "semantic").any()
         texts = {"corruption": "adapted to the domain, without labels", "semantic": SEMANTIC_TEXT}
@@ -82,14 +82,14 @@ def minmax_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> li
                 if has_semantic or kind == "corruption"
             ],
         )
-        return save_figure(figure, drawn, stem)
+        return save_figure(figure, drawn.drop(columns="tick"), stem)
 
 
 def raw_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The raw values on logarithmic axes: a row a method, a dot a domain.
+    """The raw values on logarithmic axes: one row per method, one dot per domain.
 
-    In the panel of ΔS also the value at PAID's size of change and that of noise. Writes stem.png,
-    stem.pdf and stem.csv and returns their paths.
+    The panel of ΔS also has its value at the size of PAID's change, and that of noise. Writes
+    stem.png, stem.pdf and stem.csv and returns their paths.
     """
     models = geometry.models
     labels, shown = ordered_labels(models), shown_labels(models)
@@ -105,7 +105,7 @@ def raw_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[
         canvas.title(figure, _title(geometry))
         _caption(
             figure,
-            "Change against the source model, pooled over all linear layers, mean over seeds. "
+            "Change from the source model, pooled over all linear layers, mean over seeds. "
             f"{CIRCULAR}",
         )
         _legend(figure, _raw_handles(drawn))
@@ -129,7 +129,11 @@ def write_geometry(
     )
     drawn = [
         ("geometry", "Change of lengths, angles and pairwise angles by domain", minmax_figure),
-        ("raw", "The same unscaled, with controls at the size of PAID's change", raw_figure),
+        (
+            "raw",
+            "The same unscaled, with controls of the size of PAID's change",
+            raw_figure,
+        ),
     ]
     found = [
         (kind, text, draw(geometry, figures / f"{geometry.name}-{kind}", canvas))
@@ -139,13 +143,15 @@ def write_geometry(
 
 
 def scaled_bars(models: pd.DataFrame) -> pd.DataFrame:
-    """Long frame: label, measure, bar, kind, raw value, and it scaled to [0, 1] in its panel.
+    """Long frame: label, measure, bar (tick: its label), kind, raw and scaled value.
 
-    Bars are the domains of a method, then every semantic shift.
-    All 0 where the values of a panel are equal.
+    Bars are the domains of a method, then every semantic shift. Values are scaled to [0, 1] in
+    their panel; all are 0 where the values of a panel are equal.
     """
     values = means(models, ["label", "kind", "domain"]).reset_index()
     semantic = values[values["kind"] == "semantic"]
+    shown = models.groupby("label")["shown"].first()
+    domains = models.groupby("domain")["shown_domain"].first()
     parts = []
     for label in ordered_labels(models[models["kind"] == "corruption"]):
         own = values[values["label"] == label]
@@ -158,17 +164,15 @@ def scaled_bars(models: pd.DataFrame) -> pd.DataFrame:
                     {
                         "label": label,
                         "measure": measure,
-                        "bar": [
-                            *domain_labels(own["domain"].tolist()),
-                            *semantic["label"],
-                        ],
+                        "bar": [*own["domain"], *semantic["label"]],
+                        "tick": [*domains[own["domain"]], *shown[semantic["label"]]],
                         "kind": [*own["kind"], *semantic["kind"]],
                         "raw": raw,
                         "scaled": (raw - raw.min()) / spread if spread else 0.0,
                     }
                 )
             )
-    columns = ["label", "measure", "bar", "kind", "raw", "scaled"]
+    columns = ["label", "measure", "bar", "tick", "kind", "raw", "scaled"]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
@@ -177,7 +181,7 @@ def _domains(models: pd.DataFrame, label: str) -> list[str]:
 
 
 def _title(geometry: Geometry) -> str:
-    return f"Neurons of {geometry.model} ({geometry.model_sha256[:8]}), {geometry.setting}"
+    return f"Neurons of {MODELS.display_name(geometry.model)}, {geometry.setting}"
 
 
 def _caption(figure: Figure, text: str) -> None:
@@ -209,7 +213,7 @@ def _draw_scaled(axes: Axes, bars: pd.DataFrame) -> None:
             edgecolor="white",
             lw=0,
         )
-    axes.set_xticks(positions, bars["bar"], rotation=90, fontsize="small")
+    axes.set_xticks(positions, bars["tick"], rotation=90, fontsize="small")
     axes.set_ylim(0, 1.32)
     axes.set_yticks([0, 1])
     axes.tick_params(length=0)
@@ -243,7 +247,7 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
             mew=0,
         )
     if measure == "delta_s_per_pair":
-        # Below the dots, so that what belongs together can be told apart in one row.
+        # Below and above the dots of the same row.
         axes.plot(
             drawn["matched_delta_s_per_pair"], y + 0.24, ls="", marker="|", ms=5, color="black"
         )
@@ -253,7 +257,7 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
     if (drawn[measure] > 0).any():
         axes.set_xscale("log")
         low, high = axes.get_xlim()
-        # Within a decade the default labels every step, one over the other.
+        # Within a decade the default labels every step, and the labels overlap.
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 10 * low else (1,)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", length=0)
@@ -265,9 +269,9 @@ def _raw_handles(drawn: pd.DataFrame) -> list[Line2D]:
     def handle(marker: str, colour: str, size: float, label: str) -> Line2D:
         return Line2D([], [], ls="", marker=marker, color=colour, ms=size, label=label)
 
-    handles = [handle("o", COLOURS[0], 5, "a domain")]
+    handles = [handle("o", COLOURS[0], 5, "one domain")]
     if (drawn["kind"] == "semantic").any():
-        handles.append(handle("s", COLOURS[1], 6, "a semantic shift"))
+        handles.append(handle("s", COLOURS[1], 6, "one semantic shift"))
     if drawn["matched_delta_s_per_pair"].notna().any():
         handles += [
             handle("|", "black", 6, "scaled to PAID's |ΔW|"),

@@ -1,4 +1,4 @@
-"""Means as bars, one for each method."""
+"""Means as bars, one per method."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_
 from ctta_bench.registry import FIGURES
 
 
-@FIGURES.register_module("means", place=10, text="Mean by method; the dashed line is source")
+@FIGURES.register_module("means", place=10, text="Mean of each method; dashed line: source")
 def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The mean of each method of one group with whiskers of ± one deviation over the seeds.
+    """The mean of each method of one group, with whiskers of ± one deviation over the seeds.
 
     Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
     complete mean.
@@ -32,7 +32,7 @@ def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
         canvas.below(figure, _with_spread(metric_of(runs).text, found))
         canvas.title(figure, title(runs))
         drawn = pd.DataFrame(
-            [(row.label, row.mean, row.std, len(row.values)) for row in found],
+            [(row.name, row.mean, row.std, len(row.values)) for row in found],
             columns=["method", "mean", "std", "seeds"],
         )
         return save_figure(figure, drawn, stem)
@@ -67,7 +67,7 @@ def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
             position,
             f"{mean:.1f}",
             va="center",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over source's line
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # hides the dashed line
         )
     axes.set_xlim(0, 1.1 * reach if reach else 1)
     axes.set_yticks(positions, canvas.names(row.label for row in found))

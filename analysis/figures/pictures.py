@@ -1,4 +1,4 @@
-"""Segmented pictures: image, ground truth and what each method predicted, side by side."""
+"""Segmented pictures: image, ground truth and the prediction of each method, side by side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ctta_bench.analysis.figure.palette import colours_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.predictions import read_arrays, read_segmented
 from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import Row, domain_names, rows
+from ctta_bench.analysis.table.rows import Row, domain_labels, rows
 from ctta_bench.analysis.table.table import safe_name
 from ctta_bench.analysis.tables.classes import classes_of
 from ctta_bench.record.read import UnusableCellError
@@ -24,7 +24,7 @@ from ctta_bench.record.schema import PICTURES_FILE
 from ctta_bench.registry import FIGURES
 
 MAX_PANELS = 12  # of a frame: image, ground truth and ten rows of the table
-WIDTHS = (4, 5, 6, 3)  # panels beside each other, the earlier the better
+WIDTHS = (4, 5, 6, 3)  # panels in a line, in order of preference
 PANEL = 3.0  # inches
 
 Array = npt.NDArray[Any]
@@ -32,17 +32,18 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One picture that several rows kept of a domain.
+    """One picture of a domain that all rows kept.
 
-    image [h, w, 3], label [h, w], predictions by row label [h, w]: uint8; mious: of the whole
-    picture at label size in %, by row label, NaN where it has no labelled pixel.
+    image [h, w, 3], label [h, w] and predictions [h, w] of the rows: uint8. mious: mIoU of the
+    whole picture at label size in %, one per row; NaN without a labelled pixel.
     """
 
     index: int
     image: Array
     label: Array
-    predictions: dict[str, Array]
-    mious: dict[str, float]
+    rows: list[Row]
+    predictions: list[Array]
+    mious: list[float]
 
 
 @FIGURES.register_module("pictures", place=80)
@@ -51,20 +52,20 @@ def picture_figures(
 ) -> list[tuple[str, list[Path]]]:
     """For each domain with kept pictures: what the figure shows, and its files.
 
-    The pictures are those that the finished cells of the lowest seed kept, source first, and that
-    all of them kept. Writes stem-pictures-DOMAIN.png, .pdf and .csv (mIoU of each picture).
+    The pictures are those that the finished cells of the lowest seed have in common; source comes
+    first. Writes stem-pictures-DOMAIN.png, .pdf and .csv (mIoU of each picture).
     """
     classes = classes_of(runs)
     if not classes:
         return []
     kept = list(_kept(runs))[: MAX_PANELS - 2]
     made = []
-    for place, domain in enumerate(domain_names(runs)):
+    for place, (domain, label) in enumerate(domain_labels(runs).items()):
         frames = _frames(kept, place)
         if frames:
             name = stem.with_name(f"{stem.name}-pictures-{safe_name(domain)}")
-            paths = _draw(frames, classes, f"{domain}: {title(runs)}", name, canvas.wide)
-            made.append((f"{_text(domain, frames)} {_missing(runs, kept)}".strip(), paths))
+            paths = _draw(frames, classes, f"{label}: {title(runs)}", name, canvas.wide)
+            made.append((f"{_text(label, frames)} {_missing(runs, kept)}".strip(), paths))
     return made
 
 
@@ -72,13 +73,13 @@ def _text(domain: str, frames: Sequence[Frame]) -> str:
     count = "first picture" if len(frames) == 1 else f"first {len(frames)} pictures"
     return (
         f"{domain}, the {count} of the first round: ground truth (black: not labelled) and "
-        "predictions, with the mIoU of the single picture"
+        "predictions, each with the mIoU of this picture"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What a row's cell kept: its pictures, and its scored images."""
+    """The pictures and the scored images of a row's cell."""
 
     row: Row
     image: Array
@@ -110,9 +111,9 @@ def _kept(runs: Runs) -> Iterator[_Kept]:
 
 
 def _missing(runs: Runs, kept: Sequence[_Kept]) -> str:
-    """Which rows are not shown, as a sentence; nothing if all are."""
-    shown = {k.row.label for k in kept}
-    others = [row.label for row in rows(runs) if len(row.finished) and row.label not in shown]
+    """The rows that are not shown, in brackets; "" if all are."""
+    shown = {k.row.name for k in kept}
+    others = [row.label for row in rows(runs) if len(row.finished) and row.name not in shown]
     return f"(not shown: {', '.join(others)})" if others else ""
 
 
@@ -130,11 +131,9 @@ def _frames(kept: Sequence[_Kept], domain: int) -> list[Frame]:
             index=index,
             image=first.image[places[0][index]],
             label=first.label[places[0][index]],
-            predictions={
-                k.row.label: k.prediction[place[index]]
-                for k, place in zip(kept, places, strict=True)
-            },
-            mious={k.row.label: k.mious.get((domain, index), float("nan")) for k in kept},
+            rows=[k.row for k in kept],
+            predictions=[k.prediction[place[index]] for k, place in zip(kept, places, strict=True)],
+            mious=[k.mious.get((domain, index), float("nan")) for k in kept],
         )
         for index in common
     ]
@@ -170,16 +169,16 @@ def _draw(
         canvas.title(figure, text)
         drawn = pd.DataFrame(
             [
-                {"picture": frame.index, "method": label, "miou": miou}
+                {"picture": frame.index, "method": row.name, "miou": miou}
                 for frame in frames
-                for label, miou in frame.mious.items()
+                for row, miou in zip(frame.rows, frame.mious, strict=True)
             ]
         )
         return save_figure(figure, drawn, stem)
 
 
 def _width(panels: int) -> int:
-    """How many panels stand beside each other: those that leave the fewest places empty."""
+    """The number of panels in a line: the one that leaves the fewest places empty."""
     return min(WIDTHS, key=lambda width: (-panels % width, WIDTHS.index(width)))
 
 
@@ -189,13 +188,15 @@ def _panels(frame: Frame, colours: npt.NDArray[np.uint8]) -> list[tuple[str, Arr
         (f"picture {frame.index}", frame.image),
         ("ground truth", colours[frame.label]),
         *(
-            (_named(label, frame.mious[label]), colours[prediction])
-            for label, prediction in frame.predictions.items()
+            (_panel_title(row.label, miou), colours[prediction])
+            for row, miou, prediction in zip(
+                frame.rows, frame.mious, frame.predictions, strict=True
+            )
         ),
     ]
 
 
-def _named(label: str, miou: float) -> str:
+def _panel_title(label: str, miou: float) -> str:
     return label if np.isnan(miou) else f"{label}: {miou:.1f}"
 
 
@@ -208,7 +209,7 @@ def _legend(
     frames: Sequence[Frame], classes: Sequence[str], colours: npt.NDArray[np.uint8]
 ) -> list[Patch]:
     """The classes that are in the maps."""
-    maps = [m for frame in frames for m in (frame.label, *frame.predictions.values())]
+    maps = [m for frame in frames for m in (frame.label, *frame.predictions)]
     there = np.unique(np.concatenate([np.unique(m) for m in maps]))
     return [
         Patch(color=colours[k] / 255, label=classes[k])

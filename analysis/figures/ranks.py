@@ -1,4 +1,4 @@
-"""Mean ranks over domains, with the difference that chance alone seldom exceeds."""
+"""Mean ranks over domains, with the critical difference of Nemenyi's test."""
 
 from pathlib import Path
 
@@ -25,19 +25,21 @@ def rank_figures(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[tuple[
 
 
 def rank_figure(ranks: Ranks, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Mean ranks with half the critical difference to each side: who overlaps does not differ.
+    """Mean ranks with bars of half the critical difference to each side.
 
+    Methods with overlapping bars do not differ significantly.
     Writes stem.png, stem.pdf and stem.csv and returns their paths.
     """
-    labels = [str(label) for label in ranks.ranks.index]
+    names = [str(name) for name in ranks.ranks.index]
+    labels = [ranks.label(name) for name in names]
     half = ranks.critical / 2
     with canvas.drawing():
         figure = canvas.figure((6.4, 1.1 + 0.26 * len(labels)), 0.9 + 0.23 * len(labels))
         axes = figure.subplots()
         best = float(ranks.ranks.iloc[0])
         axes.axvspan(best - half, best + half, color="#EEEEEE", lw=0, zorder=0)
-        for place, (label, rank) in enumerate(zip(labels, ranks.ranks, strict=True)):
-            colour = SOURCE_COLOUR if label == SOURCE else COLOURS[0]
+        for place, (name, rank) in enumerate(zip(names, ranks.ranks, strict=True)):
+            colour = SOURCE_COLOUR if name == SOURCE else COLOURS[0]
             axes.errorbar(
                 rank, place, xerr=half, fmt="o", color=colour, ms=4.5, capsize=2.5, elinewidth=1
             )
@@ -45,14 +47,15 @@ def rank_figure(ranks: Ranks, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         text = (
-            f"mean rank over {ranks.blocks} domains (1 is the best); methods whose bars do not "
-            f"overlap differ (Nemenyi, level {ALPHA}); grey: bars that reach it tie the best"
+            f"mean rank over {ranks.blocks} domains (1 is the best); methods differ if their bars "
+            f"do not overlap (Nemenyi, level {ALPHA}); a bar that reaches the grey area does not "
+            "differ from the best"
         )
         canvas.below(figure, text)
         canvas.title(figure, ranks.title)
         drawn = pd.DataFrame(
             {
-                "method": labels,
+                "method": names,
                 "mean_rank": ranks.ranks.to_numpy(),
                 "critical_difference": ranks.critical,
             }

@@ -1,4 +1,4 @@
-"""Curves over rounds: how each method does as the same domains come back."""
+"""Curves over rounds: the result of each method as the same domains come back."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
 from ctta_bench.registry import FIGURES
 
-FEWEST = 3  # rounds that make a curve
+FEWEST = 3  # rounds of a curve
 
 
 @FIGURES.register_module(
     "rounds", place=20, text="Mean of each round; bands: ± standard deviation over seeds"
 )
 def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The mean of each round, a line per method, with a band of ± one deviation over its seeds.
+    """The mean of each round, one line per method, with a band of ± one deviation over its seeds.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing for fewer than three
     rounds or without a complete method.
@@ -65,7 +65,7 @@ def _curve(row: Row) -> pd.DataFrame:
     several = len(seeds) > 1
     return pd.DataFrame(
         {
-            "method": row.label,
+            "method": row.name,
             "round": np.arange(1, seeds.shape[1] + 1),
             "mean": seeds.mean(axis=0),
             "std": seeds.std(axis=0, ddof=1) if several else np.nan,
@@ -75,7 +75,7 @@ def _curve(row: Row) -> pd.DataFrame:
 
 
 def _of_seed(row: Row, number: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """[rounds] means over the domains of a finished seed, without what has nothing to score."""
+    """[rounds] means over the domains of a finished seed that have something to score."""
     values = np.where(row.empty[number], np.nan, row.values[number])
     means: np.ndarray[tuple[int], np.dtype[np.float64]] = np.nanmean(values, axis=1)
     return means

@@ -1,5 +1,6 @@
-"""Mistakes along the stream, a line for each method."""
+"""Errors along the stream, one line per method."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ _RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a 
 
 @FIGURES.register_module("stream", place=50, text="Errors along the stream")
 def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Errors over the stream of one group, a line per method, averaged over its seeds.
+    """Errors over the stream of one group, one line per method, averaged over its seeds.
 
-    They are wrong images, or wrong pixels where the metric is of pixels. What the moving average
-    spans is written on the axis (see `curves`). A ring marks a batch in which the method reset
-    itself, where batches.jsonl says so (`resets`). Writes stem.png, stem.pdf and stem.csv and
-    returns their paths. A method whose batches.jsonl is not whole has no line, and the legend says
-    so.
+    Errors are wrong images, or wrong pixels if the metric is of pixels. The axis states the window
+    of the moving average (see `curves`). A ring marks a batch in which the method reset itself
+    (`resets` in batches.jsonl). Writes stem.png, stem.pdf and stem.csv and returns their paths. A
+    method with an incomplete batches.jsonl has no line; the legend says so.
     """
     finished = [row for row in rows(runs) if len(row.values)]
     found = [row for row in finished if has_all_batches(row, runs)]
@@ -39,15 +39,15 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
     with canvas.drawing():
         figure = canvas.figure((10, 4.4 if len(found) <= 8 else 6), 2.4)
         axes = figure.subplots()
-        _draw_bands(axes, drawn[drawn["method"] == found[0].label])
+        _draw_bands(axes, drawn[drawn["method"] == found[0].name], domain_labels(runs))
         for position, row in enumerate(found):
-            curve = drawn[drawn["method"] == row.label]
+            curve = drawn[drawn["method"] == row.name]
             _draw_curve(axes, row, curve, position, (position + 1) / (len(found) + 1))
         if (drawn["resets"] > 0).any():
             axes.plot([], [], label="reset", **_RING, mec="black")
         for row in finished:
             if row not in found:
-                axes.plot([], [], ls="", label=f"{row.label}: {BATCHES_FILE} cut")
+                axes.plot([], [], ls="", label=f"{row.label}: {BATCHES_FILE} is incomplete")
         canvas.legend(
             figure,
             handlelength=3.5,
@@ -59,11 +59,11 @@ def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]
         )
         canvas.title(figure, title(runs))
         columns = ["method", "batch", "round", "domain", "images", "error", "smoothed", "resets"]
-        # How many batches the average spans; none where it is that of the round.
+        # `window`: batches of the average; empty where it is over the round.
         return save_figure(figure, drawn[columns].assign(window=window), stem)
 
 
-def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
+def _draw_bands(axes: Axes, curve: pd.DataFrame, labels: Mapping[str, str]) -> None:
     bands = curve.groupby("band").agg(
         {"round": "first", "domain": "first", "images": "last", "n": "first"}
     )
@@ -72,8 +72,6 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axes.axvspan(start, end, color="#F1F1F1" if number % 2 else "white", lw=0, zorder=0)
     axes.set_xlim(0, ends[-1])
-    names = domain_labels(list(dict.fromkeys(bands["domain"])))
-    shown = dict(zip(dict.fromkeys(bands["domain"]), names, strict=True))
     several_rounds = bands["round"].nunique() > 1
     if len(bands) <= MAX_BANDS:
         upright = len(bands) > 6
@@ -81,7 +79,7 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
             axes.text(
                 (start + end) / 2,
                 1.01,
-                shown[domain],
+                labels[domain],
                 transform=axes.get_xaxis_transform(),
                 rotation=90 if upright else 0,
                 ha="center",
@@ -103,12 +101,12 @@ def _draw_bands(axes: Axes, curve: pd.DataFrame) -> None:
 
 
 def _draw_curve(axes: Axes, row: Row, curve: pd.DataFrame, position: int, place: float) -> None:
-    """One method as steps; its markers stand at `place` in [0, 1] of the length of a domain."""
+    """One method as steps; its markers are at `place` in [0, 1] of the length of a domain."""
     style = line_style(position, is_source=row.method == SOURCE)
     colour, dashes, marker = style["color"], style["ls"], style["marker"]
     ends, errors = curve["images"].to_numpy(), curve["smoothed"].to_numpy()
     starts = np.concatenate([[0.0], ends[:-1]])
-    # Both ends of each batch, so that a domain of a single batch still is a line.
+    # Both ends of each batch, so that a domain of one batch is a line.
     x = np.stack([starts, ends], axis=1).ravel()
     axes.plot(x, np.repeat(errors, 2), color=colour, ls=dashes, lw=1.2)
     bands = pd.DataFrame({"band": curve["band"], "start": starts, "end": ends}).groupby("band")

@@ -1,4 +1,4 @@
-"""Curves over a swept value: a hyper-parameter in one table, or the batch size across tables."""
+"""Curves over a swept value: a hyper-parameter of one group, or the batch size across groups."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,11 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
 from ctta_bench.analysis.table.swept import FEWEST, numbers_of, other_differences, swept_key
-from ctta_bench.registry import FIGURES
+from ctta_bench.registry import FIGURES, METHODS
 
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 BATCH_SIZE = "batch_size"
-# What must agree for cells of several batch sizes to stand in one figure.
+# What the cells of one figure over batch sizes have in common.
 _FAMILY = [
     "benchmark", "setting", "model", "model_sha256", "preprocessing", "precision", "examples",
     "rounds", "severity", "domains", "details",
@@ -29,13 +29,14 @@ _FAMILY = [
 class Sweep:
     """Means over a swept value.
 
-    key: what was swept. points: columns line (method and what else differs), value, mean, std (%),
-    seeds; sorted by line and value. source: mean of the source model in %, NaN if it is not there
-    or has a line of its own.
+    key: the swept hyper-parameter. points: columns line (registry name of the method, and other
+    differences), value, mean, std (%), seeds; sorted by line and value. labels: what is printed for
+    each line. source: mean of the source model in %, NaN if it does not exist or has its own line.
     """
 
     key: str
     points: pd.DataFrame
+    labels: dict[str, str]
     source: float
     title: str
     metric: str
@@ -46,19 +47,22 @@ def sweeps(runs: Runs) -> list[Sweep]:
     found = rows(runs)
     source = source_row(found)
     points: dict[str, list[dict[str, Any]]] = {}
+    labels = {SOURCE: METHODS.display_name(SOURCE)}
     for method in dict.fromkeys(row.method for row in found):
         of_method = [row for row in found if row.method == method and not np.isnan(row.mean)]
         key = swept_key([numbers_of(row) for row in of_method])
         if key is None:
             continue
-        swept = [row for row in of_method if key in numbers_of(row)]  # a warm-up alone has none
-        for row, line in zip(swept, other_differences(swept, key), strict=True):
-            value = numbers_of(row)[key]
-            points.setdefault(key, []).append(_point(row, f"{method}{line}", value))
+        swept = [row for row in of_method if key in numbers_of(row)]  # a warm-up only has none
+        for row, others in zip(swept, other_differences(swept, key), strict=True):
+            line, value = " ".join([method, *others]), numbers_of(row)[key]
+            labels[line] = METHODS.display_name(method) + f" ({', '.join(others)})" * bool(others)
+            points.setdefault(key, []).append(_point(row, line, value))
     return [
         Sweep(
             key,
             _sorted(of_key),
+            labels,
             float("nan") if source is None else source.mean,
             title(runs),
             metric_of(runs).text,
@@ -79,17 +83,24 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
             for group in runs.groups()
             if (group.cells[_FAMILY].map(str).agg("|".join, axis=1) == name).all()
         ]
-        points = [
-            _point(row, row.label, int(group.cells[BATCH_SIZE].iloc[0]))
+        of_groups = [
+            (row, int(group.cells[BATCH_SIZE].iloc[0]))
             for group in member_groups
             for row in rows(group)
             if not np.isnan(row.mean)
         ]
+        points = [_point(row, row.name, size) for row, size in of_groups]
+        labels = {row.name: row.label for row, _ in of_groups}
         if len({point["value"] for point in points}) >= FEWEST:
             first = member_groups[0]
             found.append(
                 Sweep(
-                    BATCH_SIZE, _sorted(points), float("nan"), title(first), metric_of(first).text
+                    BATCH_SIZE,
+                    _sorted(points),
+                    labels,
+                    float("nan"),
+                    title(first),
+                    metric_of(first).text,
                 )
             )
     return found
@@ -120,7 +131,7 @@ def _drawn(sweep: Sweep, stem: Path, canvas: Canvas) -> tuple[str, list[Path]]:
 
 
 def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """A line for each method, with bars of ± one deviation over seeds; the dashes are source.
+    """One line per method, with bars of ± one deviation over seeds; the dashed line is source.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths.
     """
@@ -128,9 +139,10 @@ def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path
         figure = canvas.figure((7.2, 3.4), 2.1)
         axes = figure.subplots()
         for number, (line, points) in enumerate(sweep.points.groupby("line", sort=False)):
-            _draw(axes, str(line), points, number)
+            _draw(axes, str(line), sweep.labels[str(line)], points, number)
         if not np.isnan(sweep.source):
-            axes.axhline(sweep.source, color=SOURCE_COLOUR, ls=(0, (4, 3)), lw=1.2, label=SOURCE)
+            label = sweep.labels[SOURCE]
+            axes.axhline(sweep.source, color=SOURCE_COLOUR, ls=(0, (4, 3)), lw=1.2, label=label)
         _scale(axes, sweep.points["value"])
         axes.set_xlabel(sweep.key.replace("_", " "))
         axes.set_ylabel(canvas.narrow(sweep.metric))
@@ -154,13 +166,13 @@ def _sorted(points: list[dict[str, Any]]) -> pd.DataFrame:
     return frame.sort_values(["line", "value"], kind="stable").reset_index(drop=True)
 
 
-def _draw(axes: Axes, line: str, points: pd.DataFrame, number: int) -> None:
+def _draw(axes: Axes, line: str, label: str, points: pd.DataFrame, number: int) -> None:
     is_source = line == SOURCE
     axes.errorbar(
         points["value"],
         points["mean"],
         yerr=points["std"].fillna(0.0),
-        label=line,
+        label=label,
         color=SOURCE_COLOUR if is_source else COLOURS[number % len(COLOURS)],
         ls=DASHES[number % len(DASHES)],
         marker=MARKERS[number % len(MARKERS)],

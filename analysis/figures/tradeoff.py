@@ -1,4 +1,4 @@
-"""Accuracy against cost: the metric over time and over parameters, with the Pareto front."""
+"""The metric over time and over parameters, with the Pareto front."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,18 +24,22 @@ _PANELS = {  # the cost in the cells, and the axis
 FEWEST = 3  # methods
 
 
-@FIGURES.register_module("tradeoff", place=30, text="Accuracy against time and parameters")
+@FIGURES.register_module(
+    "tradeoff",
+    place=30,
+    text="Mean over time and over learnable parameters; filled marks: Pareto front",
+)
 def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Mean of each method of one group over its time and its parameters.
 
-    Filled marks joined by steps are the Pareto front: no other method is both cheaper and better.
+    Filled marks, joined by steps, are the Pareto front: no other method is both cheaper and better.
     Time is that of predicting and adapting, averaged over seeds. Writes stem.png, stem.pdf and
     stem.csv and returns their paths; nothing for fewer than three methods with costs.
     """
     found = [row for row in rows(runs) if not np.isnan(row.mean)]
     metric = metric_of(runs)
     drawn = pd.DataFrame(
-        [{"method": row.label, "mean": row.mean, "std": row.std, **_costs(row)} for row in found]
+        [{"method": row.name, "mean": row.mean, "std": row.std, **_costs(row)} for row in found]
     )
     panels = [name for name in _PANELS if len(found) >= FEWEST and drawn[name].notna().all()]
     if not panels:
@@ -53,7 +57,7 @@ def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
             axes.set_ylabel(canvas.narrow(f"mean {metric.text}"))
         for place, row in enumerate(found):
             axes_of[0].plot([], [], ls="", **_mark(row, place), label=row.label)
-        canvas.legend(figure, fontsize="small", title="hollow: off the Pareto front")
+        canvas.legend(figure, fontsize="small", title="hollow: not on the Pareto front")
         canvas.title(figure, title(runs))
         return save_figure(figure, drawn, stem)
 
@@ -61,11 +65,11 @@ def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
 def on_front(
     costs: npt.NDArray[np.float64], badness: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Which points no other one beats: none is at most as dear and as bad, and less in one."""
-    no_dearer = costs[:, None] >= costs[None, :]
+    """Points that no other point dominates: at most as high in both, and lower in one."""
+    no_cheaper = costs[:, None] >= costs[None, :]
     no_better = badness[:, None] >= badness[None, :]
     differs = (costs[:, None] > costs[None, :]) | (badness[:, None] > badness[None, :])
-    return np.asarray(~(no_dearer & no_better & differs).any(axis=1))
+    return np.asarray(~(no_cheaper & no_better & differs).any(axis=1))
 
 
 def _costs(row: Row) -> dict[str, float]:
@@ -75,7 +79,7 @@ def _costs(row: Row) -> dict[str, float]:
 
 
 def _mark(row: Row, place: int) -> dict[str, Any]:
-    """Shape and colour of a row, the same in every panel; apart for 24 rows."""
+    """Shape and colour of a row, the same in every panel; different for up to 24 rows."""
     colour = SOURCE_COLOUR if row.method == SOURCE else COLOURS[place % len(COLOURS)]
     return {"marker": MARKERS[place % len(MARKERS)], "ms": 6, "mec": colour, "mfc": colour}
 

@@ -1,4 +1,4 @@
-"""The geometry of all models that the runs below a directory kept, against their source model."""
+"""The geometry of all models that the runs below a directory kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +35,12 @@ from ctta_bench.analysis.paper.components import (
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.table.rows import SOURCE
 from ctta_bench.errors import CttaBenchError, RunError
+from ctta_bench.registry import domain_display_names
+from ctta_bench.stream.settings import setting_display_name
 
 # fmt: off
 KEYS = ["label", "method", "cell", "seed", "domain", "kind", "invariant"]
+_SHOWN = ["shown", "shown_domain"]  # what is printed for label and domain
 MEASURES = [
     "delta_m", "delta_a", "delta_s", "delta_s_per_pair", "change", "relative_change",
     "matched_delta_s_per_pair", "random_delta_s_per_pair",
@@ -48,13 +51,14 @@ Weights = Mapping[str, npt.NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Geometry:
-    """What became of one source model.
+    """The changes of one source model by adaptation.
 
-    models: one row per kept model, `KEYS` and `MEASURES`; `kind` is "corruption" (adapted to a
-    domain) or "semantic" (fine-tuned on another label set), `invariant` whether the method cannot
-    change pairwise angles. The matched value is ΔS per pair of a change scaled to the size of
-    PAID's in the same domain, the random one that of noise of PAID's size layer by layer; both
-    NaN where PAID was not run. layers: the same per layer, with `LAYER_COLUMNS`.
+    models: one row per kept model, with `KEYS`, what is printed for label and domain, and
+    `MEASURES`. `kind` is "corruption" (adapted to a domain) or "semantic" (fine-tuned on another
+    label set); `invariant` says whether the method cannot change pairwise angles. The matched value
+    is ΔS per pair of a change scaled to the size of PAID's in the same domain. The random value is
+    that of noise with the size of PAID's change in each layer. Both are NaN where PAID was not run.
+    layers: the same per layer, with `LAYER_COLUMNS`.
     """
 
     model: str
@@ -71,7 +75,7 @@ class Geometry:
 
 
 def has_kept_models(runs: Runs) -> bool:
-    """Whether any finished cell but the source's own kept a model."""
+    """Whether a finished cell of a method other than source kept a model."""
     cells = with_kept_models(runs.finished().cells)
     return bool((cells["method"] != SOURCE).any())
 
@@ -79,11 +83,11 @@ def has_kept_models(runs: Runs) -> bool:
 def read_geometry(
     directory: Path, load_source: Callable[[str, str], Weights] | None = None
 ) -> tuple[list[Geometry], list[str]]:
-    """The geometry of each source model below `directory` of which adapted forms were kept.
+    """The geometry of each source model below `directory` with kept adapted models.
 
-    Source weights are those that a finished cell of method `source` kept; failing that
-    `load_source(model, sha256)` gives its layers. Also the models that had to be left out, with
-    the reason. Raises RunError if there is nothing to compare.
+    Source weights are those that a finished cell of method `source` kept; without one,
+    `load_source(model, sha256)` returns its layers. The second value lists the models that were
+    left out, with the reason. Raises RunError if there is nothing to compare.
     """
     found, left_out = geometries(load(directory), load_source)
     if not found:
@@ -98,7 +102,7 @@ def read_geometry(
 def geometries(
     runs: Runs, load_source: Callable[[str, str], Weights] | None = None
 ) -> tuple[list[Geometry], list[str]]:
-    """`read_geometry` of runs that are read; nothing if none kept a model."""
+    """`read_geometry` of loaded runs; empty if none kept a model."""
     cells = with_kept_models(runs.finished().cells)
     found, left_out = [], []
     for _, same in cells.groupby(["model_sha256", "model"]):
@@ -124,8 +128,8 @@ def _source_weights(
         return linear_layers(kept_models(Path(own["path"].iloc[0]))[-1].file)
     if load_source is None:
         raise RunError(
-            "no finished `source` cell kept its weights, with which "
-            "to compare; run source with --keep-models last beside the others."
+            "no finished `source` cell kept its weights, so there is nothing to compare with; run "
+            "source with --keep-models last alongside the others."
         )
     return load_source(model, sha256)
 
@@ -142,14 +146,20 @@ def _geometry(cells: pd.DataFrame, model: str, sha256: str, weights: Weights) ->
             frame = compare_layers(source, adapted, str(kept.file))
             measures = pooled(frame)
             reference = references.get((key["kind"], kept.domain, cell["seed"]))
-            models.append(key | measures | _at_same_size(source, adapted, measures, reference))
+            (domain,) = domain_display_names(str(cell["benchmark"]), [kept.domain])
+            shown = dict(zip(_SHOWN, (cell["shown"], domain), strict=True))
+            models.append(
+                key | shown | measures | _at_same_size(source, adapted, measures, reference)
+            )
             layers.append(frame.assign(**key))
-    settings = sorted({str(s) for s in cells.loc[cells["method"] != SEMANTIC, "setting"]})
+    settings = sorted(
+        set(cells.loc[cells["method"] != SEMANTIC, "setting"].map(setting_display_name))
+    )
     return Geometry(
         model,
         sha256,
         ", ".join(settings),
-        pd.DataFrame(models, columns=[*KEYS, *MEASURES]),
+        pd.DataFrame(models, columns=[*KEYS, *_SHOWN, *MEASURES]),
         pd.concat(layers, ignore_index=True)[[*KEYS, *LAYER_COLUMNS]],
     )
 
@@ -171,7 +181,7 @@ def _kind(cell: "pd.Series[Any]") -> str:
 
 
 def _component(cell: "pd.Series[Any]") -> str | None:
-    """PAID's component that bounds a cell's change of weights, None for another method's cell."""
+    """The component of PAID that changes the weights of a cell; None for other methods."""
     if cell["method"] == SEMANTIC:
         adapter = json.loads(cell["hyperparameters"]).get("adapter")
         return FULL if adapter == "paid" else None
@@ -179,7 +189,7 @@ def _component(cell: "pd.Series[Any]") -> str | None:
 
 
 def _last_visits(cell: "pd.Series[Any]") -> Iterator[KeptModel]:
-    """A cell's models by domain, each as its last visit left it; `last` if there is no other."""
+    """The models of a cell by domain, each at the end of its last visit; else `last`."""
     found = kept_models(Path(cell["path"]))
     by_domain = {kept.domain: kept for kept in found if kept.visit >= 0}
     yield from by_domain.values() if by_domain else found
@@ -187,7 +197,7 @@ def _last_visits(cell: "pd.Series[Any]") -> Iterator[KeptModel]:
 
 @dataclass(frozen=True)
 class _Reference:
-    """PAID's change of one domain: its size, and what noise of that size does to pairs."""
+    """PAID's change in one domain: its size, and ΔS per pair of noise of that size."""
 
     change: float
     random: float

@@ -1,4 +1,4 @@
-"""The paper's printed numbers, quoted beside ours."""
+"""The printed numbers of the paper of PAID, quoted next to measured ones."""
 
 from ctta_bench.names import late
 

@@ -1,4 +1,4 @@
-"""Names for rows that belong to the experiments of PAID's motivation, as its paper numbers them."""
+"""Labels of the rows of PAID's motivation experiments, with the numbers of its paper."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctta_bench.analysis.table.rows import SOURCE, row_labels
+from ctta_bench.analysis.table.rows import SOURCE, row_names
 
 COMPONENTS: Mapping[str, str] = {
     "magnitude": "PAID (1) magnitude",
@@ -18,11 +18,11 @@ COMPONENTS: Mapping[str, str] = {
 }
 FULL = "magnitude_orthogonal"
 PAIRWISE_INVARIANT = ("magnitude", "orthogonal", FULL)  # angles between neurons cannot change
-SEMANTIC = "finetune"  # the method that learns another label set
+SEMANTIC = "finetune"  # the method that is trained on another label set
 
 
 def component_of(method: str, hyperparameters: str) -> str | None:
-    """The component of a cell of PAID, from its method and hyper-parameters (JSON); else None."""
+    """The component of a cell of PAID, from its hyper-parameters (JSON); None for other methods."""
     if method != "paid":
         return None
     return str(json.loads(hyperparameters).get("component", FULL))
@@ -31,19 +31,24 @@ def component_of(method: str, hyperparameters: str) -> str | None:
 def with_labels(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with a `label` each, source first, then PAID's settings by number, then the others.
 
-    Where a name of the experiments would stand for cells that differ in more than their seed, the
-    report's own label of the row is taken.
+    `label` is stored in CSV files, `shown` is what is printed for it. A label of the experiments is
+    used only for cells that differ in nothing but their seed; else the row of the report gives
+    label (its name) and `shown` (its label).
     """
-    rows = row_labels(cells)
+    names, labels = row_names(cells)
     each = [cell for _, cell in cells.iterrows()]
-    names = [_name(cell) or row for row, cell in zip(rows, each, strict=True)]
-    ambiguous = rows.groupby(pd.Series(names, cells.index)).transform("nunique") > 1
-    places = [_place(cell) for cell in each]
-    labelled = cells.assign(label=np.where(ambiguous, rows, names), place=places)
+    own = [_label(cell) or name for name, cell in zip(names, each, strict=True)]
+    ambiguous = names.groupby(pd.Series(own, cells.index)).transform("nunique") > 1
+    label = np.where(ambiguous, names, own)
+    labelled = cells.assign(
+        label=label,
+        shown=[labels.get(text, text) for text in label],
+        place=[_place(cell) for cell in each],
+    )
     return labelled.sort_values(["place", "label", "seed"])
 
 
-def _name(cell: "pd.Series[Any]") -> str | None:
+def _label(cell: "pd.Series[Any]") -> str | None:
     if cell["method"] == SEMANTIC:
         adapter = json.loads(cell["hyperparameters"]).get("adapter", "none")
         return "semantic, free" if adapter == "none" else f"semantic, through {adapter}"

@@ -1,4 +1,4 @@
-"""The paper's printed numbers beside ours: quoted, with what recomputing its means shows."""
+"""The printed numbers of the paper of PAID next to measured ones, with recomputed means."""
 
 import functools
 import math
@@ -15,25 +15,25 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.record.schema import RESULTS_TABLE_FILE
-from ctta_bench.registry import TABLES
+from ctta_bench.registry import BENCHMARKS, METHODS, TABLES
 
 PAPER = "paper"
 QUOTED = (
-    "Paper: quoted from the tables of PAID (NeurIPS 2025), not measured here; its pre-processing, "
+    "Paper: quoted from the tables of PAID (NeurIPS 2025), not measured here. Its normalisation, "
     "weights and versions may differ."
 )
 _REFERENCE = Path(__file__).parents[1] / "reference"
 _TABLES = {"imagenet", "cifar10", "cifar100", "acdc", "10_round"}  # of whole methods
 _OVER_ROUNDS = {"all", "mean of 10"}
-_HALF_DIGIT = 0.05 + 1e-9  # what rounding to one decimal can move
+_HALF_DIGIT = 0.05 + 1e-9  # the largest change by rounding to one decimal
 
 
 @dataclass(frozen=True, eq=False)
 class PaperNumbers:
-    """What the paper prints of a benchmark in so many rounds.
+    """The numbers that the paper prints for a benchmark and a number of rounds.
 
-    cells: columns method, round (as printed), domain, value, a printed number each; `mean` is a
-    domain. domains: in the order of print.
+    cells: one row per printed number, with columns method, round (as printed), domain and value;
+    `mean` is a domain. domains: in the printed order.
     """
 
     cells: pd.DataFrame
@@ -48,32 +48,32 @@ class PaperNumbers:
         return float(c.loc[here, "value"].iloc[0]) if here.any() else float("nan")
 
     def mean(self, method: str) -> float:
-        """The printed mean over everything."""
+        """The printed mean over all domains and rounds."""
         return self.value(method, self.last, "mean")
 
     def recomputed(self, method: str) -> float:
-        """The mean of all printed cells of a method, NaN where it prints means alone."""
+        """The mean of all printed cells of a method; NaN if the paper only prints means."""
         c = self.cells
         return float(c.loc[(c["method"] == method) & (c["domain"] != "mean"), "value"].mean())
 
     @property
     def printed_rounds(self) -> list[str]:
-        """Rounds with numbers by domain, as they are called in print."""
+        """The printed names of the rounds with numbers by domain."""
         by_domain = self.cells[self.cells["domain"] != "mean"]
         found = list(dict.fromkeys(by_domain["round"]))
         return [name for name in found if name in _OVER_ROUNDS] or found
 
     @property
     def last(self) -> str:
-        """What the round of the mean over everything is called."""
+        """The printed name of the round of the mean over everything."""
         found = list(dict.fromkeys(self.cells["round"]))
         return next((name for name in found if name in _OVER_ROUNDS), found[0])
 
     def errata(self, methods: Sequence[str]) -> Iterator[str]:
-        """Where a printed mean is not that of its printed cells, and other remarks."""
+        """Printed means that are not the mean of their printed cells, and other remarks."""
         for method in methods:
             parts = [
-                f"{where}{printed:.1f} is printed, its printed cells give {half_up(recomputed)}"
+                f"{where}{printed:.1f} is printed, the printed cells give {half_up(recomputed)}"
                 for where, printed, recomputed in self._means(method)
                 if abs(printed - recomputed) > _HALF_DIGIT
             ]
@@ -81,10 +81,10 @@ class PaperNumbers:
             ours = (known["benchmark"] == self.benchmark) & (known["method"] == method)
             parts += [str(remark) for remark in known.loc[ours, "remark"]]
             if parts:
-                yield f"Erratum of the paper, {method}: {'; '.join(parts)}."
+                yield f"Erratum of the paper, {paper_label(method)}: {'; '.join(parts)}."
 
     def _means(self, method: str) -> Iterator[tuple[str, float, float]]:
-        """Each printed mean with the one of the cells below it."""
+        """Each printed mean with the mean of its printed cells."""
         own = self.cells[(self.cells["method"] == method) & (self.cells["domain"] != "mean")]
         for name, part in own.groupby("round", sort=False):
             printed = self.value(method, str(name), "mean")
@@ -96,7 +96,7 @@ class PaperNumbers:
 
 
 def paper_numbers(runs: Runs) -> PaperNumbers | None:
-    """The paper's numbers on the benchmark, setting and rounds of a group, if it has any."""
+    """The numbers of the paper for the benchmark, setting and rounds of a group; None without."""
     cell = runs.cells.iloc[0]
     if cell["setting"] != "continual":
         return None
@@ -111,16 +111,16 @@ def paper_numbers(runs: Runs) -> PaperNumbers | None:
 
 
 def with_paper(table: Table, runs: Runs) -> Table:
-    """The table with the paper's mean and gain beside each method that the paper has."""
+    """The table with two more columns: the mean and the gain that the paper prints."""
     numbers = paper_numbers(runs)
     if numbers is None:
         cell = runs.cells.iloc[0]
-        rounds = "1 round" if cell["rounds"] == 1 else f"{cell['rounds']} rounds"
-        note = f"The paper has no numbers for {cell['benchmark']}, {cell['setting']}, {rounds}."
+        where = f"{BENCHMARKS.display_name(cell['benchmark'])}, {notes.setting_label(cell)}"
+        note = f"The paper has no numbers for {where}, {notes.counted(cell['rounds'], 'round')}."
         return replace(table, footnotes=(*table.footnotes, note))
-    quoted = {row.label: row.method for row in rows(runs) if _is_quotable(row, numbers)}
+    quoted = {row.name: row.method for row in rows(runs) if _is_quotable(row, numbers)}
     source = numbers.mean("source")
-    means = [numbers.mean(quoted.get(str(label), "")) for label in table.frame.index]
+    means = [numbers.mean(quoted.get(str(name), "")) for name in table.frame.index]
     gains = [metric_of(runs).gain(source, mean) for mean in means]
     extra = [
         (Entry(_text(mean)), Entry(signed(gain))) for mean, gain in zip(means, gains, strict=True)
@@ -139,31 +139,34 @@ def with_paper(table: Table, runs: Runs) -> Table:
 
 @TABLES.register_module("paper", place=50, against="paper")
 def paper_table(runs: Runs) -> Table | None:
-    """Our numbers and the paper's below each other, as fine as the paper prints them."""
+    """Measured numbers and those of the paper in alternate rows, by round and domain if printed."""
     numbers = paper_numbers(runs)
     found = [] if numbers is None else [row for row in rows(runs) if _is_quotable(row, numbers)]
     if numbers is None or not found:
         return None
-    short = domain_labels(numbers.domains)
+    domains = domain_labels(runs)
     rounds = numbers.printed_rounds
     by_round = len(rounds) > 1
-    lines: list[tuple[str, npt.NDArray[np.float64]]] = []
+    lines: list[tuple[str, str, npt.NDArray[np.float64]]] = []
     for row in found:
-        lines.append((row.label, _measured_line(row, by_round)))
-        lines.append((f"{row.label}, {PAPER}", _printed_line(row.method, numbers)))
-    spans = [(f"round {name}", len(short) + 1) for name in rounds] if by_round else []
-    names = [f"{over} {name}" for over, _ in spans for name in (*short, "mean")]
+        printed = _printed_line(row.method, numbers)
+        lines.append((row.name, row.label, _measured_line(row, by_round)))
+        lines.append((f"{row.name}, {PAPER}", f"{row.label}, {PAPER}", printed))
+    spans = [(f"round {name}", len(domains) + 1) for name in rounds] if by_round else []
+    names = [f"{over} {name}" for over, _ in spans for name in (*domains, "mean")]
     frame = pd.DataFrame(
-        [values for _, values in lines],
-        index=[label for label, _ in lines],
-        columns=[*(names or short), "mean"],
+        [values for _, _, values in lines],
+        index=[name for name, _, _ in lines],
+        columns=[*(names or domains), "mean"],
     )
+    heads = domains.values()
     return Table(
         name=f"{notes.table_name(runs)}-{PAPER}",
-        caption=f"Beside the paper: {notes.title(runs)}. {metric_of(runs).text}. {QUOTED}",
+        caption=f"Compared with the paper: {notes.title(runs)}. "
+        f"{notes.upper_first(metric_of(runs).text)}. {QUOTED}",
         frame=frame,
-        header=("method", *([*short, "mean"] * len(spans) or short), "mean"),
-        lines=tuple((label, tuple(Entry(_text(value)) for value in row)) for label, row in lines),
+        header=("method", *([*heads, "mean"] * len(spans) or heads), "mean"),
+        lines=tuple((label, tuple(Entry(_text(v)) for v in values)) for _, label, values in lines),
         footnotes=tuple(numbers.errata(list(dict.fromkeys(row.method for row in found)))),
         spans=(("", 1), *spans, ("all rounds", 1)) if spans else (),
     )
@@ -184,21 +187,27 @@ def _printed_line(method: str, numbers: PaperNumbers) -> npt.NDArray[np.float64]
 
 
 def _is_quotable(row: Row, numbers: PaperNumbers) -> bool:
-    """Whether the paper has the row: not one told apart from others by its hyper-parameters."""
+    """Whether the paper has the method of the row; none of several hyper-parameters is quoted."""
     preset = str(row.cells["preset"].iloc[0])
-    is_whole = row.label in (row.method, f"{row.method} ({preset})")
+    is_whole = row.name in (row.method, f"{row.method} ({preset})")
     return is_whole and row.method in set(numbers.cells["method"])
 
 
 def _num_rounds(table: pd.DataFrame) -> int:
-    """How many rounds a table of the reference is of: 3 of `1 2 3 all`, 10 of `mean of 10`."""
+    """The number of rounds of a reference table: 3 for `1 2 3 all`, 10 for `mean of 10`."""
     if "mean of 10" in set(table["round"]):
         return 10
     return len(set(table["round"]) - _OVER_ROUNDS)
 
 
+def paper_label(method: str) -> str:
+    """The display name of a method of the paper: `PAID (layers=qk)` for `paid:layers=qk`."""
+    name, _, variant = method.partition(":")
+    return METHODS.display_name(name) + (f" ({variant.replace('+', ', ')})" if variant else "")
+
+
 def half_up(value: float) -> str:
-    """To one decimal, halves up: what a reader with a pencil gets from printed numbers."""
+    """To one decimal, halves rounded up, as a reader rounds printed numbers by hand."""
     return f"{math.floor(10 * value + 0.5 + 1e-6) / 10:.1f}"
 
 
@@ -213,7 +222,7 @@ def reference() -> pd.DataFrame:
 
 
 def cost_reference() -> pd.DataFrame:
-    """The paper's table of computation, one row a method."""
+    """The table of computational cost of the paper, one row per method."""
     return pd.read_csv(_REFERENCE / "reference_cost.csv")
 
 

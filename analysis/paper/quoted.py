@@ -1,4 +1,4 @@
-"""The paper's result tables by themselves: quoted, with each mean recomputed from its cells."""
+"""The result tables of the paper of PAID, quoted, with each mean recomputed from its cells."""
 
 from pathlib import Path
 
@@ -10,30 +10,36 @@ from ctta_bench.analysis.paper.printed import (
     PaperNumbers,
     cost_reference,
     half_up,
+    paper_label,
     reference,
 )
 from ctta_bench.analysis.read.measure import metric_named, metric_names
-from ctta_bench.analysis.table.rows import domain_labels
-from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two, signed
+from ctta_bench.analysis.table.notes import MARKS, upper_first
+from ctta_bench.analysis.table.table import (
+    MISSING,
+    Entry,
+    Table,
+    best_two,
+    citation_keys,
+    signed,
+    write_references,
+)
+from ctta_bench.registry import BENCHMARKS, domain_display_names
 
-_TITLES = {  # the paper's tables, as they are called in the reference
-    "imagenet": "ImageNet to ImageNet-C",
-    "cifar10": "CIFAR10 to CIFAR10-C",
-    "cifar100": "CIFAR100 to CIFAR100-C",
-    "acdc": "Cityscapes to ACDC",
-    "10_round": "Ten rounds",
-    "component": "Components of PAID",
-    "layer": "Layers that PAID adapts",
+_TITLES = {  # of the paper's tables, by their names in the reference
+    "10_round": "Ten rounds, ",
+    "component": "Components of PAID, ",
+    "layer": "Layers that PAID adapts, ",
 }
 _RECOMPUTED = "mean of cells"
 _COST_HEADS = ("method", "parameters", "extra", "FP", "BP", "time", "error")
 
 
 def quoted_tables() -> list[Table]:
-    """Every result table of the paper, in its order, and that of computation at the end.
+    """Every result table of the paper, in its order, and the table of computational cost.
 
-    The last columns hold the printed mean and the one that its printed cells give; where the two
-    differ by more than rounding can, a footnote says so.
+    The last columns are the printed mean and the mean of the printed cells. Where the two differ
+    by more than rounding, there is a footnote.
     """
     results = reference()
     tables = [
@@ -44,12 +50,17 @@ def quoted_tables() -> list[Table]:
     return [*tables, _cost()]
 
 
-def write_quoted(folder: Path) -> list[Path]:
-    """Write each quoted table as Markdown, LaTeX and CSV; returns the paths."""
+def write_quoted(folder: Path, citations: bool = False) -> list[Path]:
+    """Write each quoted table as Markdown, LaTeX and CSV, and references.bib; returns the tables.
+
+    With `citations`, the methods in LaTeX tables are followed by a `\\citep`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tables = quoted_tables()
+    methods = [name.partition(":")[0] for name in reference()["method"].unique()]
+    write_references(folder, methods)
     for table in tables:
-        table.write(folder)
+        table.write(folder, citation_keys(methods) if citations else {})
     endings = ("csv", "md", "tex")
     return sorted(folder / f"{table.name}.{end}" for table in tables for end in endings)
 
@@ -70,7 +81,7 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
         columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
     rounds = numbers.printed_rounds if len(numbers.printed_rounds) > 1 else []
     by_round = bool(rounds) and name != "10_round"
-    short = domain_labels(domains)
+    short = domain_display_names(benchmark, domains)
     heads = [*([*short, "mean"] * len(rounds) if by_round else short)]
     last = [column for column in frame.columns if column in ("mean", _RECOMPUTED, "gain")]
     spans = (
@@ -80,12 +91,14 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
     )
     return Table(
         name=f"paper-{name.replace('_', '-')}-{benchmark}",
-        caption=f"{_TITLES.get(name, name)} ({benchmark}), as printed: {metric.text}. {QUOTED}",
+        caption=f"{_TITLES.get(name, '')}{BENCHMARKS.display_name(benchmark)}, as printed in the "
+        f"paper. {upper_first(metric.text)}. Mean: as printed. Mean of cells: recomputed from the "
+        f"printed cells. {QUOTED} {MARKS}",
         frame=frame,
         header=("method", *heads, *last),
         lines=tuple(
-            (str(label), tuple(entries[line] for entries in columns.values()))
-            for line, label in enumerate(frame.index)
+            (_row_label(str(method)), tuple(entries[line] for entries in columns.values()))
+            for line, method in enumerate(frame.index)
         ),
         footnotes=tuple(numbers.errata(list(dict.fromkeys(cells["method"])))),
         spans=spans,
@@ -94,12 +107,11 @@ def _quoted(name: str, benchmark: str, part: pd.DataFrame) -> Table:
 
 
 def _by_methods(numbers: PaperNumbers) -> pd.DataFrame:
-    """A row a method: domains (of each round with its mean, of several), then the means."""
-    rounds, short = numbers.printed_rounds, domain_labels(numbers.domains)
+    """One row per method: the domains (with several rounds, of each round), then the means."""
+    rounds = numbers.printed_rounds
     several = len(rounds) > 1
     wanted = [*numbers.domains, *(["mean"] if several else [])]
-    names = [*short, *(["mean"] if several else [])]
-    heads = [f"round {step} {name}" if several else name for step in rounds for name in names]
+    heads = [f"round {step} {name}" if several else name for step in rounds for name in wanted]
     methods = list(dict.fromkeys(numbers.cells["method"]))
     lines = [
         [numbers.value(method, step, domain) for step in rounds for domain in wanted]
@@ -113,7 +125,7 @@ def _by_methods(numbers: PaperNumbers) -> pd.DataFrame:
 
 
 def _by_rounds(numbers: PaperNumbers) -> pd.DataFrame:
-    """A row a method and round, for a table that prints one round and the mean of many."""
+    """One row per method and round, for a table with a single round and the mean of many."""
     lines = {}
     for method in dict.fromkeys(numbers.cells["method"]):
         for step in dict.fromkeys(numbers.cells["round"]):
@@ -121,7 +133,7 @@ def _by_rounds(numbers: PaperNumbers) -> pd.DataFrame:
             where = step if step.startswith("mean") else f"round {step}"
             printed = numbers.value(method, step, "mean")
             lines[f"{method}, {where}"] = [*values, printed, float(np.mean(values))]
-    columns = [*domain_labels(numbers.domains), "mean", _RECOMPUTED]
+    columns = [*numbers.domains, "mean", _RECOMPUTED]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
@@ -136,21 +148,28 @@ def _cost() -> Table:
     return Table(
         name="paper-cost",
         caption=(
-            "Computation, as printed: learnable parameters, whether more are kept beside them, "
-            f"forward and backward passes, time relative to TENT, mean error %. {QUOTED}"
+            "Computational cost, as printed in the paper. Parameters: learnable ones. Extra: "
+            "whether the method stores others in addition. FP, BP: forward and backward passes. "
+            f"Time: relative to TENT. Error: mean in %. {QUOTED}"
         ),
         frame=frame,
         header=_COST_HEADS,
         lines=tuple(
-            (str(label), tuple(Entry(_plain(value)) for value in values))
-            for label, values in zip(frame.index, frame.itertuples(index=False), strict=True)
+            (paper_label(str(method)), tuple(Entry(_plain(value)) for value in values))
+            for method, values in zip(frame.index, frame.itertuples(index=False), strict=True)
         ),
         footnotes=(
-            "Erratum of the paper, paid: 1.24M parameters belong to rank 14 on 12 blocks, the "
+            "Erratum of the paper, PAID: 1.24M parameters belong to rank 14 on 12 blocks, the "
             "CIFAR10 configuration; the ImageNet one has 1.08M (text) or 0.81M (official code).",
-            "Erratum of the paper, tent: the 25 LayerNorms of ViT-B hold 38,400 parameters.",
+            "Erratum of the paper, TENT: the 25 LayerNorms of ViT-B hold 38,400 parameters.",
         ),
     )
+
+
+def _row_label(name: str) -> str:
+    """The label of `METHOD` or `METHOD, round 1`."""
+    method, comma, where = name.partition(",")
+    return paper_label(method) + comma + where
 
 
 def _plain(value: object) -> str:

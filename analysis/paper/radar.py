@@ -1,4 +1,4 @@
-"""Experiment 2 of PAID: its settings by domain on a radar, and their means as bars."""
+"""Experiment 2 of PAID: its settings by domain as a radar chart, and their means as bars."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +12,18 @@ from ctta_bench.analysis.figure.style import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, domain_names, metric_of, rows
+from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, metric_of, rows
 from ctta_bench.registry import FIGURES
 from ctta_bench.scoring.metric import Metric
 
-MIN_DOMAINS = 3  # fewer make no polygon
+MIN_DOMAINS = 3  # of a polygon
 
 
 def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
-    """Source and the rows of PAID's settings with a complete mean, named in the paper's order.
+    """Source and the rows of PAID's settings with a complete mean, in the order of the paper.
 
-    Empty unless two of the settings are there. Of one setting with several hyper-parameters the
-    first row, that of the best mean, stands.
+    Empty with fewer than two of the settings. Of several rows of one setting, which differ in
+    other hyper-parameters, the one with the best mean is taken.
     """
     found: dict[str, Row] = {}
     for row in rows(runs):
@@ -40,40 +40,44 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
 
 @FIGURES.register_module("settings", place=40, text="PAID's settings by domain and on average")
 def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """Radar of the metric by domain and bars of the mean, one for each of PAID's settings.
+    """Radar chart of the metric by domain and bars of the mean, for each of PAID's settings.
 
     Settings that keep the angles between neurons are filled bars and solid lines, the others
     hatched and dashed. Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing
     for a group without two of the settings.
     """
     found = settings_rows(runs)
-    names = domain_labels(domain_names(runs))
+    domains = domain_labels(runs)
     if not found:
         return []
-    has_radar = len(names) >= MIN_DOMAINS
+    has_radar = len(domains) >= MIN_DOMAINS
     with canvas.drawing():
         grid = canvas.panels(1 + has_radar)
         figure = canvas.figure((11 if has_radar else 6, 5), 2.6 * grid[0])
         bars = figure.add_subplot(*grid, 1 + has_radar)
         if has_radar:
             radar = figure.add_subplot(*grid, 1, projection="polar")
-            _draw_radar(radar, found, names, metric_of(runs))
+            _draw_radar(radar, found, [*domains.values()], metric_of(runs))
         _draw_means(bars, found, canvas)
         bars.set_xlabel(canvas.narrow(f"mean {metric_of(runs).text}"))
         if has_radar:
             below = canvas.pick({"loc": "outside lower center", "ncols": 3}, {})
             canvas.legend(figure, fontsize="small", handlelength=4, **below)
         canvas.title(figure, title(runs))
-        figure.draw_without_rendering()  # labels around a circle find their place at the second
+        figure.draw_without_rendering()  # only a second drawing places the labels around a circle
         drawn = pd.DataFrame(
             [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
-            columns=["setting", *names, "mean", "std"],
+            columns=["setting", *domains, "mean", "std"],
         )
         return save_figure(figure, drawn, stem)
 
 
+def _label(name: str, row: Row) -> str:
+    return row.label if name == SOURCE else name
+
+
 def _style(name: str, row: Row, number: int) -> tuple[str, bool]:
-    """Colour of a row, and whether it keeps the angles between neurons (source does)."""
+    """Colour of a row, and whether it cannot change the angles between neurons (as source)."""
     if name == SOURCE:
         return SOURCE_COLOUR, True
     component = component_of(row.method, str(row.cells["hyperparameters"].iloc[0]))
@@ -96,7 +100,7 @@ def _draw_radar(
             marker="" if name == SOURCE else MARKERS[number % len(MARKERS)],
             ms=4,
             lw=1.4,
-            label=name,
+            label=_label(name, row),
         )
     axes.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
     axes.set_theta_direction(-1)  # type: ignore[attr-defined]
@@ -127,7 +131,7 @@ def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]], canvas: Canvas) ->
             )
         axes.text(row.mean + spread + 0.015 * reach, number, f"{row.mean:.1f}", va="center")
     axes.set_xlim(0, 1.12 * reach if reach else 1)
-    axes.set_yticks(range(len(found)), canvas.names(name for name, _ in found))
+    axes.set_yticks(range(len(found)), canvas.names(_label(name, row) for name, row in found))
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_title(canvas.narrow("hatched: angles between neurons may change"), fontsize="medium")

@@ -1,4 +1,4 @@
-"""What stands in a report: the registered tables and figures, in the order of their places."""
+"""The contents of a report: the registered tables and figures, in the order of their places."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,12 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.registry import FIGURES, TABLES
 
-OF_ALL = "all"  # made of all runs; the others of runs that share a table
+OF_ALL = "all"  # entries for all runs; the other entries are for runs that share a table
 
 
 @dataclass(frozen=True)
 class MadeTables:
-    """The tables of an entry: `shown` on the page one by one, `folded` behind a summary."""
+    """The tables of an entry: `shown` on the page, or `folded` into an element that opens."""
 
     shown: list[Table]
     folded: list[Table]
@@ -21,7 +21,7 @@ class MadeTables:
 
 @dataclass(frozen=True)
 class MadeFigure:
-    """A figure of an entry; kind: how the page lays it out, paths: its PNG, PDF and CSV."""
+    """A figure of an entry. kind: its CSS class on the page. paths: its PNG, PDF and CSV."""
 
     entry: str
     kind: str
@@ -32,9 +32,9 @@ class MadeFigure:
 def made_tables(
     runs: Runs, of: str | None = None, against: str | None = None
 ) -> dict[str, MadeTables]:
-    """The tables of these runs, by the name of the entry that made them.
+    """The tables of these runs, by the name of their entry.
 
-    `against`: what the report is held against; an entry may be made for that alone.
+    `against`: what the report is compared with; some entries are only for that.
     """
     found = {}
     for name in TABLES.names_with(of=of):
@@ -48,10 +48,10 @@ def made_tables(
 
 
 def made_figures(runs: Runs, stem: Path, canvas: Canvas, of: str | None = None) -> list[MadeFigure]:
-    """The figures of these runs, their files beside `stem`.
+    """The figures of these runs; their files begin with `stem`.
 
-    An entry with a `text` draws one figure at stem-NAME; another draws several, whose names it
-    chooses itself, each with its text.
+    An entry with a `text` draws one figure at stem-NAME. An entry without draws several, and
+    returns the text and the files of each.
     """
     found = []
     for name in FIGURES.names_with(of=of):

@@ -1,4 +1,4 @@
-"""What a report shows of kept models: their geometry, and what they attend to."""
+"""Sections of a report on kept models: geometry of their weights, and attention maps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from ctta_bench.analysis.kept_models.geometry_runs import geometries, has_kept_m
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.errors import CttaBenchError
+from ctta_bench.registry import MODELS
 
-# Draws into a folder; for each figure what it shows and its files. Needs networks, so that the
-# caller of a report brings it along.
+# Draws into a folder; returns the text and the files of each figure. It needs networks, so the
+# caller of a report provides it.
 DrawAttention = Callable[[Runs, Path, Canvas], list[tuple[str, list[Path]]]]
 
 
 @dataclass(frozen=True)
 class Visualisation:
-    """One part of a report: a table at most, and figures by kind, with what they show."""
+    """One section of a report: at most one table, and figures as kind, text and PNG file."""
 
     title: str
     text: str
@@ -29,9 +30,10 @@ class Visualisation:
 def visualisations(
     runs: Runs, draft: Path, draw_attention: DrawAttention | None, canvas: Canvas = SCREEN
 ) -> list[Visualisation]:
-    """The parts about kept models, their files below `draft`; [] if no run kept any.
+    """The sections about kept models, with their files below `draft`; [] if no run kept any.
 
-    What cannot be drawn is said in the text of its part: it takes nothing from the report.
+    If something cannot be drawn, the text of its section gives the reason, and the rest of the
+    report is written.
     """
     if not has_kept_models(runs):
         return []
@@ -41,9 +43,8 @@ def visualisations(
     for geometry in found:
         table, drawn = write_geometry(geometry, tables, figures, canvas)
         shown = [(kind, text, paths[0]) for kind, text, paths in drawn]
-        parts.append(
-            Visualisation(f"Geometry of adapted weights – {geometry.model}", "", [table], shown)
-        )
+        model = MODELS.display_name(geometry.model)
+        parts.append(Visualisation(f"Geometry of adapted weights – {model}", "", [table], shown))
     if left_out:
         parts.append(Visualisation("Geometry left out", " ".join(left_out), [], []))
     if draw_attention is not None:
@@ -57,7 +58,7 @@ def _attention(
     try:
         drawn = draw_attention(runs, figures, canvas)
     except CttaBenchError as error:
-        return Visualisation("Attention left out", str(error), [], [])
+        return Visualisation("Attention maps left out", str(error), [], [])
     return Visualisation(
-        "Attention", "", [], [("attention", text, paths[0]) for text, paths in drawn]
+        "Attention maps", "", [], [("attention", text, paths[0]) for text, paths in drawn]
     )

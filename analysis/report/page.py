@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that holds all it shows, its script and its data."""
+"""The page of a report: one HTML file with all figures, data and scripts in it."""
 
 import json
 import re
@@ -14,26 +14,32 @@ from markupsafe import Markup, escape
 
 from ctta_bench.analysis.figure.curves import window_text
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.rows import row_labels, rows
+from ctta_bench.analysis.table.rows import (
+    SOURCE,
+    domain_labels,
+    metric_of,
+    row_names,
+    rows,
+)
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
 from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, LOG_FILE
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.registry import METHODS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 2000  # of a curve that is drawn in the browser
-MAX_CELL_PAGES = 300  # cells whose configuration, environment and log stand on the page
+MAX_CELL_PAGES = 300  # cells with configuration, environment and log on the page
 LOG_LINES = 20
-# name -> what the suite says of a method: description, paper, checked_against, source_access.
-# Needs the registry, so that the caller of a report brings it along.
+# By method: description, paper, checked_against, source_access, parity. The caller of a report
+# provides it.
 DescribeMethods = Callable[[Sequence[str]], dict[str, dict[str, str]]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """The part of the page about one group; `folded` are tables by class and domain.
+    """The section of the page about one group; `folded` are tables by class and domain.
 
-    figures: kind, what it shows, PNG in base64. stream: what the interactive curves draw.
+    figures: kind, text, PNG in base64. stream: the data of the interactive curves.
     """
 
     title: str
@@ -51,7 +57,7 @@ def render(
     sections: Sequence[Section],
     methods: dict[str, dict[str, str]],
 ) -> str:
-    """The page. `methods` are facts by method name, those of cells without any may be missing."""
+    """The page. `methods` are facts by method name; a method may have none."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -76,19 +82,20 @@ def render(
 
 
 def _chart_script() -> Markup:
-    """The library that draws the curves (uPlot, MIT), with its licence, which goes along."""
+    """The library that draws the curves (uPlot, MIT), with its licence."""
     licence = (_TEMPLATES / "uPlot.LICENSE").read_text("utf-8")
     script = (_TEMPLATES / "uPlot.iife.min.js").read_text("utf-8")
     return Markup(f"/*\n{licence}*/\n{script}")
 
 
-def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
-    """What the browser draws of a stream figure's numbers: x, a line per method, and domains.
+def stream_data(drawn: pd.DataFrame, group: Runs) -> dict[str, Any]:
+    """The interactive curves of a group: images seen, one line per method, and domains.
 
-    A batch without a labelled pixel leaves a gap.
-
-    drawn: the CSV of `stream_figure`. Long curves are thinned to every k-th batch; `every` is k.
+    drawn: the CSV of `stream_figure`. Long curves are thinned to every k-th batch; `every` is k. A
+    batch without a labelled pixel leaves a gap.
     """
+    metric, domains = metric_of(group), domain_labels(group)
+    found = {row.name: row for row in rows(group)}
     methods = list(dict.fromkeys(drawn["method"]))
     first = drawn[drawn["method"] == methods[0]]
     every = max(1, -(-len(first) // MAX_POINTS))
@@ -108,14 +115,15 @@ def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
         "x": first["images"].tolist()[::every],
         "lines": [
             {
-                "name": name,
+                "name": found[name].label,
+                "source": found[name].method == SOURCE,
                 "y": [None if np.isnan(v) else round(float(v), 3) for v in curves[name][::every]],
                 "resets": resets[name],
             }
             for name in methods
         ],
         "bands": [
-            {"end": float(end), "domain": str(domain), "round": int(step) + 1}
+            {"end": float(end), "domain": domains[domain], "round": int(step) + 1}
             for end, domain, step in spans.itertuples(index=False)
         ],
         "axis": f"{metric.errors_text} in {metric.unit} ({window_text(window)})",
@@ -124,9 +132,9 @@ def stream_data(drawn: pd.DataFrame, metric: Metric) -> dict[str, Any]:
 
 
 def cell_pages(group: Runs) -> list[dict[str, Any]]:
-    """The cells of a group: label, seed, state, mean, versions, and the files of each as texts."""
+    """The cells of a group: label, seed, state, mean, versions, and the texts of their files."""
     versions = ["ctta_bench", "commit", "python", "torch", "timm", "attention", "device"]
-    labels = row_labels(group.cells)
+    names, labels = row_names(group.cells)
     means = {
         cell: mean
         for row in rows(group)
@@ -134,7 +142,7 @@ def cell_pages(group: Runs) -> list[dict[str, Any]]:
     }
     return [
         {
-            "label": label,
+            "label": labels[name],
             "cell": cell["cell"],
             "method": cell["method"],
             "seed": cell["seed"],
@@ -143,7 +151,7 @@ def cell_pages(group: Runs) -> list[dict[str, Any]]:
             "mean": _decimal(means.get(cell["cell"], np.nan)),
             "seconds": _decimal(cell["seconds"]),
             "versions": ", ".join(
-                f"{name} {cell[name]}" for name in versions if not pd.isna(cell[name])
+                f"{key} {cell[key]}" for key in versions if not pd.isna(cell[key])
             ),
             "hyperparameters": ", ".join(
                 f"{name}={json.dumps(value)}"
@@ -151,12 +159,12 @@ def cell_pages(group: Runs) -> list[dict[str, Any]]:
             ),
             "files": _files(Path(cell["path"])) if place < MAX_CELL_PAGES else [],
         }
-        for place, (label, (_, cell)) in enumerate(zip(labels, group.cells.iterrows(), strict=True))
+        for place, (name, (_, cell)) in enumerate(zip(names, group.cells.iterrows(), strict=True))
     ]
 
 
 def _files(folder: Path) -> list[tuple[str, str]]:
-    """Configuration, environment and the end of the log, those that are there."""
+    """Configuration, environment and the end of the log, as far as the files exist."""
     found = []
     for name, what in ((CELL_FILE, "configuration"), (ENVIRONMENT_FILE, "environment")):
         if (folder / name).is_file():
@@ -168,7 +176,7 @@ def _files(folder: Path) -> list[tuple[str, str]]:
 
 
 def _method_pages(runs: Runs, facts: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Each method with what the suite says of it and the hyper-parameters it was run with."""
+    """Each method with its facts and the hyper-parameters of its runs."""
     pages = []
     for name, cells in runs.cells.groupby("method"):
         values: dict[str, list[str]] = {}
@@ -181,6 +189,7 @@ def _method_pages(runs: Runs, facts: dict[str, dict[str, str]]) -> list[dict[str
         pages.append(
             {
                 "name": str(name),
+                "label": METHODS.display_name(str(name)),
                 "facts": [(key.replace("_", " "), text) for key, text in about.items() if text],
                 "presets": ", ".join(sorted(cells["preset"].unique())),
                 "values": sorted(values.items()),
@@ -204,6 +213,6 @@ def _code(text: str) -> Markup:
 
 
 def _embedded(data: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element."""
+    """JSON for a script element, escaped so that it cannot end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))

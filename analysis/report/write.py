@@ -1,9 +1,10 @@
-"""A directory of runs as one report: tables, figures, results.csv, and a page that holds them."""
+"""The report on a directory of runs: tables, figures, results.csv, and a page with all of them."""
 
 import base64
 import contextlib
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from ctta_bench.analysis.report.page import (
 )
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
-from ctta_bench.analysis.table.table import Table
+from ctta_bench.analysis.table.table import Table, citation_keys, write_references
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.analysis.tables.protocol import methods_left_out
 from ctta_bench.errors import ConfigError, RunError
@@ -36,7 +37,7 @@ from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """What a report consists of. `tables` are the main tables, `left_out` the unusable folders."""
+    """The files of a report. `tables` are the main tables, `left_out` the unusable folders."""
 
     page: Path
     results: Path
@@ -54,20 +55,24 @@ def write_report(
     describe_methods: DescribeMethods | None = None,
     canvas: Canvas = SCREEN,
     workers: int = 1,
+    citations: bool = False,
 ) -> ReportFiles:
-    """Write `output` (default: DIRECTORY/report) with all that the runs below `directory` say.
+    """Write the report on the runs below `directory` to `output` (default: DIRECTORY/report).
 
-    Where runs kept their models, that is also the geometry of these and, with `draw_attention`,
-    what they attend to. `describe_methods` brings what the suite says of each method. `against`
-    "paper" puts the paper's printed numbers beside ours. `canvas` tells how figures are laid out;
-    many folders are read by so many `workers`.
+    Example: `write_report(Path("runs/quickstart")).page`
 
-    The whole folder is made beside its place and swapped in, so that a report is never half new;
-    an older report is replaced. Raises RunError if there is no cell, or if `output` exists and is
-    no report or cannot be written, ConfigError for something else to hold the runs against.
+    If runs kept their models, the report also shows the geometry of their weights and, with
+    `draw_attention`, their attention maps. `describe_methods` returns facts on each method.
+    `against` "paper" adds the printed numbers of the paper of PAID. `canvas` is the layout of
+    figures. `workers` is the number of processes that read run folders. With `citations`, LaTeX
+    tables have a `\\citep` after each method; tables/references.bib is always written.
+
+    The folder is written under another name and then renamed, so a report is never incomplete; an
+    older report is replaced. Raises RunError if there is no cell, if `output` exists and is no
+    report, or if it cannot be written; ConfigError for an unknown `against`.
     """
     if against not in (None, PAPER):
-        raise ConfigError(f"--against {against!r}: there is {PAPER!r} alone.")
+        raise ConfigError(f"--against {against!r}: choose {PAPER!r}, the only one.")
     runs = load(directory, workers)
     measured, damaged = find_records(directory)
     runs.left_out.extend(damaged)
@@ -79,23 +84,27 @@ def write_report(
         )
     output = directory / "report" if output is None else output
     with _swapped_in(output) as draft:
-        main_tables, sections = [], []
-        for group in runs.groups():
-            section = _section(group, runs, draft, against, canvas)
-            sections.append(section)
-            main_tables.append(section.tables[0])
+        groups, names = runs.groups(), sorted(runs.cells["method"].unique())
+        methods = [
+            *names,
+            *(str(row["method"]) for record in measured for row in record["methods"]),
+        ]
+        keys = citation_keys(methods) if citations else {}
+        sections = [_section(group, runs, draft, against, canvas, keys) for group in groups]
+        main_tables = [section.tables[0] for section in sections]
+        sections = _with_unique_titles(sections)
         if main_tables:
-            sections.append(_overall(runs, draft, canvas))
+            sections.append(_overall(runs, draft, canvas, keys))
         for part in visualisations(runs, draft, draw_attention, canvas):
             shown = [(kind, text, _in_base64(png)) for kind, text, png in part.figures]
             sections.append(Section(part.title, part.text, part.tables, shown, cells=[]))
         if measured:
-            sections.append(_measured(measured, draft))
+            sections.append(_measured(measured, draft, keys))
             main_tables = main_tables or sections[-1].tables
         runs.results.to_csv(
             draft / RESULTS_TABLE_FILE, index=False, float_format="%.10g", lineterminator="\n"
         )
-        names = sorted(runs.cells["method"].unique())
+        write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
         (draft / PAGE_FILE).write_text(render(directory, runs, sections, facts), "utf-8")
     return ReportFiles(
@@ -110,7 +119,7 @@ def write_report(
 
 @contextlib.contextmanager
 def _swapped_in(output: Path) -> Iterator[Path]:
-    """A draft folder that takes the place of `output` if all goes well, and else vanishes."""
+    """A draft folder that replaces `output` on success, and is removed on failure."""
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     if not is_free and not is_report(output):
         raise RunError(f"{output}: exists and is no report; give another folder, or remove it.")
@@ -131,7 +140,14 @@ def _swapped_in(output: Path) -> Iterator[Path]:
         shutil.rmtree(work)
 
 
-def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: Canvas) -> Section:
+def _section(
+    group: Runs,
+    runs: Runs,
+    draft: Path,
+    against: str | None,
+    canvas: Canvas,
+    keys: Mapping[str, str],
+) -> Section:
     made = made_tables(group, against=against)
     (main,) = made["main"].shown
     if against == PAPER:
@@ -141,7 +157,7 @@ def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: 
     shown = [table for tables in made.values() for table in tables.shown]
     folded = [table for tables in made.values() for table in tables.folded]
     for table in (*shown, *folded):
-        table.write(draft / "tables")
+        table.write(draft / "tables", keys)
     stem = draft / "figures" / notes.table_name(group)
     figures = made_figures(group, stem, canvas)
     streams = [figure.paths for figure in figures if figure.entry == "stream"]
@@ -153,28 +169,44 @@ def _section(group: Runs, runs: Runs, draft: Path, against: str | None, canvas: 
         cells=cell_pages(group),
         folded=folded,
         stream=next(
-            (stream_data(pd.read_csv(csv), metric_of(group)) for _, _, csv in streams),
+            (stream_data(pd.read_csv(csv), group) for _, _, csv in streams),
             None,
         ),
     )
 
 
-def _overall(runs: Runs, draft: Path, canvas: Canvas) -> Section:
-    """What concerns all groups: their protocols, orders of domains, and ranks over them."""
+def _with_unique_titles(sections: Sequence[Section]) -> list[Section]:
+    """Sections of one title get the number of their protocol, as in the table of protocols."""
+    counts = Counter(section.title for section in sections)
+    return [
+        replace(section, title=f"{section.title} (protocol {number})")
+        if counts[section.title] > 1
+        else section
+        for number, section in enumerate(sections, 1)
+    ]
+
+
+def _overall(runs: Runs, draft: Path, canvas: Canvas, keys: Mapping[str, str]) -> Section:
+    """Tables and figures of all groups: protocols, orders of domains, ranks, ..."""
     tables = [table for made in made_tables(runs, OF_ALL).values() for table in made.shown]
     for table in tables:
-        table.write(draft / "tables")
+        table.write(draft / "tables", keys)
     figures = made_figures(runs, draft / "figures" / OF_ALL, canvas, OF_ALL)
-    text = "The protocols of the parts above, and how the methods rank over their domains."
+    text = "The protocols of all runs, and comparisons over several protocols or domains."
     return Section("Protocols and ranks", text, tables, [_embedded(f) for f in figures], cells=[])
 
 
-def _measured(records: Sequence[Mapping[str, Any]], draft: Path) -> Section:
-    """What `ctta-bench cost` measured."""
+def _measured(
+    records: Sequence[Mapping[str, Any]], draft: Path, keys: Mapping[str, str]
+) -> Section:
+    """The tables of what `ctta-bench cost` measured."""
     tables = [measured_table(record) for record in records]
     for table in tables:
-        table.write(draft / "tables")
-    text = "Methods, TENT and the plain model taking turns in one process: ratios, not seconds."
+        table.write(draft / "tables", keys)
+    text = (
+        "All methods, TENT and the plain model were measured alternately in one process. Compare "
+        "the ratios; absolute times depend on the machine."
+    )
     return Section("Measured cost", text, tables, [], cells=[])
 
 
@@ -187,7 +219,7 @@ def _in_base64(png: Path) -> str:
 
 
 def _headline(group: Runs, significance: Sequence[Table]) -> str:
-    """The best method, and how it stands to source, as one sentence."""
+    """The best method compared with source, in a sentence."""
     found, metric = rows(group), metric_of(group)
     source = source_row(found)
     methods = [row for row in found if row is not source and not np.isnan(row.mean)]
@@ -196,10 +228,10 @@ def _headline(group: Runs, significance: Sequence[Table]) -> str:
     best = methods[0]
     text = f"{best.label} has the {metric.superlative}, {metric.shown(best.mean)}"
     if source is None:
-        return f"{text}. There is no complete source run to compare with."
+        return f"{text}. There is no complete run of source to compare with."
     text += f"; the source model without adaptation has {metric.shown(source.mean)}"
     for table in significance:
-        if best.label in table.frame.index:
-            p = float(table.frame["p_holm"].to_dict()[best.label])
-            text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, corrected)"
+        if best.name in table.frame.index:
+            p = float(table.frame["p_holm"].to_dict()[best.name])
+            text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'} after Holm's correction)"
     return f"{text}."

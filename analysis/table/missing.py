@@ -1,4 +1,4 @@
-"""Holes of a table: cells that failed, run, stopped or were never started, and what fills them."""
+"""Missing cells of a table: failed, running, stopped or never started; and how to run them."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ import pandas as pd
 from ctta_bench.analysis.table.rows import Row
 from ctta_bench.analysis.table.table import MISSING
 
-MAX_LISTED = 12  # named in a footnote; the list of cells has them all
+MAX_LISTED = 12  # parts of a footnote; the list of cells on the page has all
 
 
 def missing_cells(found: Sequence[Row]) -> Iterator[str]:
-    """What a table lacks: its cells with the reason of each, and the command that fills them."""
+    """The missing cells of a table, each with its reason, and the command that runs them."""
     gaps: dict[str, list[str]] = {}
     for row in found:
         for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
@@ -24,12 +24,13 @@ def missing_cells(found: Sequence[Row]) -> Iterator[str]:
                 else cell["state"]
             )
             gaps.setdefault(cell["experiment"], []).append(
-                f"{row.label} seed {cell['seed']} ({why})"
+                f"{row.label}, seed {cell['seed']} ({why})"
             )
     for experiment, label, seed in _never_started(found):
-        gaps.setdefault(experiment, []).append(f"{label} seed {seed} (not run)")
+        gaps.setdefault(experiment, []).append(f"{label}, seed {seed} (not run)")
     for experiment, parts in gaps.items():
-        yield f"{MISSING} Missing: {listed(parts)}. `{_command(experiment)}` fills them."
+        texts = listed(parts, "; ")
+        yield f"{MISSING} Missing cells: {texts}. Run them with `{_command(experiment)}`."
 
 
 def _command(experiment: str) -> str:
@@ -40,7 +41,7 @@ def _command(experiment: str) -> str:
 
 
 def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
-    """Seeds that other methods of an experiment have and a row has no folder for."""
+    """Experiment, label and seed of cells that a row lacks and other rows of it have."""
     cells = pd.concat([row.cells.assign(label=row.label) for row in found])
     for experiment, part in cells.groupby("experiment"):
         seeds = sorted(part["seed"].unique())
@@ -50,7 +51,7 @@ def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
                     yield str(experiment), str(label), int(seed)
 
 
-def listed(parts: Sequence[str]) -> str:
-    """The first parts with commas between them, and how many more there are."""
-    more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
-    return ", ".join(parts[:MAX_LISTED]) + more
+def listed(parts: Sequence[str], between: str = ", ") -> str:
+    """The first MAX_LISTED parts, and how many more there are: `a, b, and 3 more`."""
+    more = f"{between}and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
+    return between.join(parts[:MAX_LISTED]) + more

@@ -1,4 +1,4 @@
-"""What a reader must know beside a number: the caption and the footnotes of a group."""
+"""Captions and footnotes of the tables of a group."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,42 +7,91 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.missing import listed, missing_cells
-from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of
+from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of, source_row
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
+from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
+from ctta_bench.stream.settings import setting_display_name
 
+MARKS = "Bold: best of the column; underlined: second best."
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
 
 
 def protocol(runs: Runs) -> str:
-    """What all cells of a group share: benchmark, model, pre-processing, precision, amounts."""
+    """What all cells of a group share, in sentences: model, normalisation, amounts, seeds."""
     cell = runs.cells.iloc[0]
-    return "; ".join(
-        part
-        for part in (
-            f"{cell['benchmark']}, {cell['setting']}{_severity(cell)}: "
-            f"model {cell['model']} (weights {cell['model_sha256'][:8]})",
-            f"pre-processing {cell['preprocessing']} ({cell['normalisation']})",
-            str(cell["precision"]),
-            f"batch size {cell['batch_size']}",
-            f"{_images(cell)} per domain",
-            f"{len(domain_names(runs))} domains",
-            "1 round" if cell["rounds"] == 1 else f"{cell['rounds']} rounds",
-            _seeds(runs.cells),
-            cell["details"],
-            _source_accuracy(runs),
-        )
-        if part
+    amounts = (
+        str(cell["precision"]),
+        f"batch size {cell['batch_size']}",
+        f"{_images(cell)} per domain",
+        counted(len(domain_names(runs)), "domain"),
+        counted(int(cell["rounds"]), "round"),
+        _seeds(runs.cells),
     )
+    sentences = (
+        _subject(cell),
+        f"Normalisation: {normalisation_label(cell)}",
+        ", ".join(amounts),
+        f"Other settings: {cell['details']}" if cell["details"] else "",
+        _source_accuracy(runs),
+    )
+    return ". ".join(sentence for sentence in sentences if sentence)
 
 
 def title(runs: Runs) -> str:
-    """Benchmark, setting, model and pre-processing of a group, in a line."""
+    """Benchmark, setting and model of a group: `ImageNet-C, Continual, severity 5 – ViT-B/16`."""
     cell = runs.cells.iloc[0]
-    return (
-        f"{cell['benchmark']}, {cell['setting']}{_severity(cell)} – {cell['model']} "
-        f"({cell['model_sha256'][:8]}), pre-processing {cell['preprocessing']}"
-    )
+    of_papers = cell["preprocessing"] == "lineage"
+    more = f", normalisation: {normalisation_label(cell)}" if of_papers else ""
+    return _subject(cell) + more
+
+
+def _subject(cell: "pd.Series[Any]") -> str:
+    benchmark = BENCHMARKS.display_name(cell["benchmark"])
+    return f"{benchmark}, {setting_label(cell)} – {MODELS.display_name(cell['model'])}"
+
+
+def setting_label(cell: "pd.Series[Any]") -> str:
+    """The setting of a cell, with its severity if the benchmark has any: `Mixed, severity 5`."""
+    return f"{setting_display_name(cell['setting'])}{_severity(cell)}"
+
+
+def normalisation_label(cell: "pd.Series[Any]") -> str:
+    """How the inputs of a cell are normalised, and who chose it."""
+    values = str(cell["normalisation"])
+    values = "none, raw [0, 1]" if values.startswith("none") else values
+    if cell["preprocessing"] == "true":
+        return f"the checkpoint's own ({values})"
+    if cell["preprocessing"] == "lineage":
+        return f"{values} as in earlier papers"
+    return f"{cell['preprocessing']} ({values})"
+
+
+def averaged(runs: Runs, *over: str) -> str:
+    """`over domains, rounds and seeds`, without rounds or seeds if there is one; "" for none."""
+    single = {
+        "rounds": int(runs.cells["rounds"].iloc[0]) == 1,
+        "seeds": runs.cells["seed"].nunique() == 1,
+    }
+    several = [name for name in over if not single.get(name)]
+    return f"over {enumerated(several)}" if several else ""
+
+
+def spread(found: Sequence[Row]) -> str:
+    """The meaning of ±, or "" where no row has several finished seeds."""
+    several = any(len(row.values) > 1 for row in found)
+    return "; ±: standard deviation over seeds" if several else ""
+
+
+def enumerated(texts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *others, last = texts
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 round`, `3 rounds`."""
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def table_name(runs: Runs) -> str:
@@ -54,13 +103,14 @@ def table_name(runs: Runs) -> str:
 
 def caption(runs: Runs, found: Sequence[Row]) -> str:
     """The protocol, the metric, and how to read the columns."""
-    rounds = ", rounds" if runs.cells["rounds"].iloc[0] > 1 else ""
-    spread = " ± standard deviation over seeds" if any(len(r.values) > 1 for r in found) else ""
     metric = metric_of(runs)
-    return (
-        f"{protocol(runs)}. {_upper_first(metric.text)}; mean over domains{rounds} and "
-        f"seeds{spread}; gain is {metric.gain_text}, in points. Best bold, second underlined."
-    )
+    sentences = [
+        protocol(runs),
+        upper_first(metric.text),
+        f"Mean {averaged(runs, 'domains', 'rounds', 'seeds')}{spread(found)}",
+        *([f"Gain: {metric.gain_text}, in points"] if source_row(found) else []),
+    ]
+    return f"{'. '.join(sentences)}. {MARKS}"
 
 
 def _severity(cell: "pd.Series[Any]") -> str:
@@ -72,7 +122,7 @@ def _severity(cell: "pd.Series[Any]") -> str:
 
 
 def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
-    """All that departs from a complete, uniform, uneventful table, as sentences."""
+    """Sentences on what a reader must know: collapse, missing cells, source data, versions, ..."""
     return tuple(
         note
         for part in (
@@ -83,9 +133,9 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _source_data(found),
             _corruptions(runs.cells),
             _chosen(found),
-            _counted(found, "skipped_updates", "Updates skipped as their loss was not finite"),
-            _counted(found, "resets", "Resets to the source model, by the method"),
-            _versions(found),
+            _counted(found, "skipped_updates", "Updates skipped because the loss was not finite"),
+            _counted(found, "resets", "Resets to the source model by the method itself"),
+            _versions(runs.cells, found),
             _orders(runs.cells),
             missing_cells(found),
         )
@@ -93,7 +143,8 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _upper_first(text: str) -> str:
+def upper_first(text: str) -> str:
+    """`Error in %`, but `mIoU in %`."""
     if any(char.isupper() for char in text.split()[0]):  # mIoU
         return text
     return text[:1].upper() + text[1:]
@@ -112,37 +163,38 @@ def _seeds(cells: pd.DataFrame) -> str:
 def _source_accuracy(runs: Runs) -> str:
     known = runs.cells["source_accuracy"].dropna()
     what = metric_of(runs).check
-    return f"{what} on the source domain {known.iloc[0]:.1f} %" if len(known) else ""
+    if not len(known):
+        return ""
+    return f"{what.capitalize()} of the source model on its source domain: {known.iloc[0]:.1f} %"
 
 
 def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
-    domains = domain_names(runs)
-    short = dict(zip(domains, domain_labels(domains), strict=True))
+    labels = domain_labels(runs)
     parts = [
-        f"{row.label}: {', '.join(short[name] for name in domains if name in names)}"
+        f"{row.label}: {', '.join(label for name, label in labels.items() if name in names)}"
         for row in found
         if (names := collapsed_domains(runs, row))
     ]
     if parts:
         yield (
-            f"{DAGGER} Collapsed: in at least one seed or round a single class makes up "
-            f"{100 * COLLAPSE_SHARE:.0f} % or more of the predictions ({'; '.join(parts)})."
+            f"{DAGGER} Collapsed: in at least one round of one seed, a single class makes up "
+            f"{100 * COLLAPSE_SHARE:.0f} % or more of the predictions although the labels are "
+            f"mixed ({'; '.join(parts)})."
         )
 
 
 def _empty(runs: Runs, found: Sequence[Row]) -> Iterator[str]:
     rounds = range(int(runs.cells["rounds"].iloc[0]))
-    names = domain_labels(domain_names(runs))
+    labels = domain_labels(runs).values()
     parts = [
-        f"{name} (round {step + 1})" if len(rounds) > 1 else name
+        f"{label} (round {step + 1})" if len(rounds) > 1 else label
         for step in rounds
-        for place, name in enumerate(names)
+        for place, label in enumerate(labels)
         if any(row.is_empty(0)[step, place] for row in found)
     ]
     if parts:
         yield (
-            f"{EMPTY}: no labelled pixel in {listed(parts)}; left out of the means, which are "
-            "over the others."
+            f"{EMPTY}: no labelled pixel in {listed(parts)}. The means are over the other domains."
         )
 
 
@@ -154,14 +206,16 @@ def _absent(runs: Runs) -> Iterator[str]:
     lacking = runs.domains[runs.domains["classes"] < most]
     if lacking.empty:
         return
-    short = dict(zip(domain_names(runs), domain_labels(domain_names(runs)), strict=True))
     fewest = lacking.groupby("domain")["classes"].min()
     parts = [
-        f"{short[name]} {fewest[name]} ({most.max() - fewest[name]} absent)"
-        for name in short
+        f"{label} has {fewest[name]} ({most.max() - fewest[name]} absent)"
+        for name, label in domain_labels(runs).items()
         if name in fewest
     ]
-    yield f"Classes that occur, of {most.max()}: {listed(parts)}. {metric_of(runs).missing_note}"
+    yield (
+        f"Not all {most.max()} classes occur in every domain: {listed(parts)}. "
+        f"{metric_of(runs).missing_note}"
+    )
 
 
 def collapsed_domains(runs: Runs, row: Row) -> set[str]:
@@ -179,7 +233,7 @@ def _published_normalisation(cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _source_data(found: Sequence[Row]) -> Iterator[str]:
-    """Which rows were trained on source images before the stream, and which read them at all."""
+    """Rows that were trained on source images before the stream, and rows that read any."""
     warmed = [row.label for row in found if row.cells["warmup"].astype(bool).any()]
     if warmed:
         yield f"Trained on source images before the stream (warm-up): {listed(warmed)}."
@@ -187,22 +241,18 @@ def _source_data(found: Sequence[Row]) -> Iterator[str]:
     for row in found:
         for access in row.finished["source_access"].dropna().unique():
             readers.setdefault(str(access), []).append(row.label)
-    parts = [
-        f"{access} source images were read by {listed(readers[access])}"
-        for access in ("labelled", "unlabelled")
-        if access in readers
-    ]
-    if parts:
-        yield f"Before the stream, {'; '.join(parts)}."
+    for access in ("labelled", "unlabelled"):
+        if access in readers:
+            yield f"Read {access} source images before the stream: {listed(readers[access])}."
 
 
 def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
     for text in sorted(cells["corruptions"].dropna().unique()):
-        yield f"{_upper_first(str(text)).rstrip('.')}."
+        yield f"{upper_first(str(text)).rstrip('.')}."
 
 
 def _chosen(found: Sequence[Row]) -> Iterator[str]:
-    """What cells say of themselves, e.g. that a preset was made for another model."""
+    """The notes in the records of cells, e.g. that a preset was made for another model."""
     users: dict[str, list[str]] = {}
     for row in found:
         for note in dict.fromkeys(note for notes in row.cells["notes"] for note in notes):
@@ -213,24 +263,24 @@ def _chosen(found: Sequence[Row]) -> Iterator[str]:
 
 def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:
     parts = [
-        f"{row.label} seed {seed}: {int(count)}"
+        f"{row.label}, seed {seed}: {int(count)}"
         for row in found
         for seed, count in zip(row.finished["seed"], row.finished[counter], strict=True)
         if count > 0
     ]
     if parts:
-        yield f"{text}: {listed(parts)}."
+        yield f"{text} ({listed(parts, '; ')})."
 
 
-def _versions(found: Sequence[Row]) -> Iterator[str]:
+def _versions(cells: pd.DataFrame, found: Sequence[Row]) -> Iterator[str]:
     users: dict[str, dict[str, list[str]]] = {name: {} for name in _VERSIONS}
     for row in found:
         for name in _VERSIONS:
             for value in row.finished[name].dropna().unique():
                 users[name].setdefault(str(value), []).append(row.label)
     same = [f"{name} {next(iter(values))}" for name, values in users.items() if len(values) == 1]
-    if same:
-        yield f"Made with {', '.join(same)}."
+    same.append(f"weights {cells['model_sha256'].iloc[0][:8]} (first digits of the SHA-256)")
+    yield f"Made with {', '.join(same)}."
     for name, values in users.items():
         if len(values) > 1:
             parts = [f"{value} ({', '.join(labels)})" for value, labels in sorted(values.items())]
@@ -240,4 +290,4 @@ def _versions(found: Sequence[Row]) -> Iterator[str]:
 def _orders(cells: pd.DataFrame) -> Iterator[str]:
     orders = cells.dropna(subset=["order_sha256"]).groupby("seed")["order_sha256"].nunique()
     for seed in orders[orders > 1].index:
-        yield f"The cells of seed {seed} did not see the images in the same order."
+        yield f"With seed {seed} the methods did not see the images in the same order."

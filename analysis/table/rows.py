@@ -1,6 +1,7 @@
-"""Rows of a table: the cells that differ in their seed alone, and their values as one array."""
+"""Rows of a table: cells that differ only in their seed, with their values as one array."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,33 +12,26 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.registry import METHODS, domain_display_names
 from ctta_bench.scoring.metric import Metric
 
 SOURCE = "source"
+_ID_LENGTH = 8
 _WARMUP, _LENGTHS = "warmup_", ("epochs", "iterations")
-SHORT_NAMES = {
-    "gaussian_noise": "gaussian",
-    "shot_noise": "shot",
-    "impulse_noise": "impulse",
-    "defocus_blur": "defocus",
-    "glass_blur": "glass",
-    "motion_blur": "motion",
-    "zoom_blur": "zoom",
-    "elastic_transform": "elastic",
-    "jpeg_compression": "jpeg",
-    "speckle_noise": "speckle",
-}
 
 
-@dataclass(frozen=True, eq=False)  # frames and arrays have no single truth value
+@dataclass(frozen=True, eq=False)  # == of frames and arrays gives no bool
 class Row:
-    """One method as it was run, over its seeds.
+    """One method with its hyper-parameters, over its seeds.
 
-    cells: all its cells, whatever their state. values: [finished seeds, rounds, domains], the
-    headline metric in %, NaN where a finished cell lacks a domain. empty: where there was nothing
-    to score (no labelled pixel): NaN as well, but left out of means.
+    name: of registry names, `tent (paper) lr=0.01`; the index of frames and CSV files. label: what
+    is printed, `TENT (paper, lr=0.01)`. cells: all its cells, of any state. values:
+    [finished seeds, rounds, domains], the headline metric in %, NaN where a finished cell lacks a
+    domain. empty: where there was nothing to score (no labelled pixel): NaN as well, but left out
+    of means.
     """
 
+    name: str
     label: str
     method: str
     cells: pd.DataFrame
@@ -57,7 +51,7 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Mean over domains, rounds and finished seeds; NaN if a part is missing."""
+        """Mean over domains, rounds and finished seeds; NaN if a value is missing."""
         return float(self.seed_means.mean()) if len(self.values) else float("nan")
 
     @property
@@ -89,31 +83,33 @@ class Row:
 
 def rows(runs: Runs) -> list[Row]:
     """The rows of one group: source first, then from the best mean to the worst, then the empty."""
-    labels = row_labels(runs.cells)
-    found = [_row(str(label), cells, runs) for label, cells in runs.cells.groupby(labels)]
+    names, labels = row_names(runs.cells)
+    found = [
+        _row(str(name), labels[str(name)], cells, runs) for name, cells in runs.cells.groupby(names)
+    ]
     sign = metric_of(runs).ascending
     return sorted(
         found,
-        key=lambda row: (row.method != SOURCE, np.isnan(row.mean), sign * row.mean, row.label),
+        key=lambda row: (row.method != SOURCE, np.isnan(row.mean), sign * row.mean, row.name),
     )
 
 
 def _means(
     values: npt.NDArray[np.float64], empty: npt.NDArray[np.bool_], axis: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Means along an axis over what is not empty, and where all of it is."""
+    """Means along an axis over values that are not empty, and where all are empty."""
     counts = (~empty).sum(axis=axis)
     sums = np.where(empty, 0.0, values).sum(axis=axis)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), counts == 0
 
 
 def source_row(found: Sequence[Row]) -> Row | None:
-    """The first row of the un-adapted model with a complete mean, if there is one."""
+    """The first row of source with a complete mean; None without one."""
     return next((row for row in found if row.method == SOURCE and not np.isnan(row.mean)), None)
 
 
 def metric_of(runs: Runs) -> Metric:
-    """The headline metric of a group: the same in all its cells, for they share a benchmark."""
+    """The headline metric of a group: the same in all its cells, because they share a benchmark."""
     return metric_named(str(runs.cells["metric"].iloc[0]))
 
 
@@ -122,36 +118,53 @@ def domain_names(runs: Runs) -> list[str]:
     return list(dict.fromkeys(runs.cells["domains"].iloc[0]))
 
 
-def domain_labels(domains: Sequence[str]) -> list[str]:
-    """The names papers print as column heads; full ones where two would be the same."""
-    short = [SHORT_NAMES.get(name, name.replace("_", " ")) for name in domains]
-    return short if len(set(short)) == len(short) else list(domains)
+def domain_labels(runs: Runs) -> dict[str, str]:
+    """The display name of each domain of one group, in the order of the stream."""
+    domains = domain_names(runs)
+    shown = domain_display_names(str(runs.cells["benchmark"].iloc[0]), domains)
+    return dict(zip(domains, shown, strict=True))
 
 
-def row_labels(cells: pd.DataFrame) -> "pd.Series[str]":
-    """A label per cell: the method, and what tells it from other rows of that method.
+def row_names(cells: pd.DataFrame) -> tuple["pd.Series[str]", dict[str, str]]:
+    """The name of each cell's row, and the label that is printed for each name.
 
-    That is the preset if there are several, and the hyper-parameters that differ within a preset.
-    Cells of a group that would still be two runs of one seed are told apart by the hash of their
-    identity.
+    A name consists of registry names, `tent (paper) lr=0.01`; its label is `TENT (paper, lr=0.01)`.
+    Both hold the preset if the method was run with several, and the hyper-parameters that differ
+    within a preset. Two cells of one group and seed never share a name: where nothing else
+    differs, it ends in the last eight characters of the cell's name. Two names never share a
+    label: where methods have the same display name, it ends in the name.
     """
-    unadapted = {"": "", "warm-up": " (warm-up only)", "source": " (not adapted)"}
-    labels = cells["method"].astype(str) + cells["starts_from"].map(unadapted)
+    unadapted = {"": "", "warm-up": "warm-up only", "source": "not adapted"}
+    presets, values = dict.fromkeys(cells.index, ""), dict.fromkeys(cells.index, "")
     for _, same_method in cells.groupby(["method", "starts_from"]):
-        several_presets = same_method["preset"].nunique() > 1
+        several = same_method["preset"].nunique() > 1
         for preset, same_preset in same_method.groupby("preset"):
-            name = f" ({preset})" if several_presets else ""
-            for index, suffix in _differences(same_preset).items():
-                labels.loc[index] += name + suffix
-    doubled = cells[["group", "seed"]].assign(label=labels).duplicated(keep=False)
-    labels[doubled] += " [" + cells["cell"].str[-8:] + "]"
-    return labels
+            presets |= dict.fromkeys(same_preset.index, str(preset) if several else "")
+            values |= _differences(same_preset)
+    methods = cells["method"].astype(str)
+    starts = cells["starts_from"].map(unadapted)
+    parts = [*zip(starts, presets.values(), values.values(), strict=True)]
+    keys = [*zip(methods, cells["group"], cells["seed"], parts, strict=True)]
+    counts = Counter(keys)
+    displays = {method: METHODS.display_name(method) for method in set(methods)}
+    names, labels = [], {}
+    for key, cell in zip(keys, cells["cell"], strict=True):
+        method, _, _, (start, preset, text) = key
+        same = str(cell)[-_ID_LENGTH:] if counts[key] > 1 else ""
+        forms = ((" ({})", start), (" ({})", preset), (" {}", text), (" [{}]", same))
+        names.append(method + "".join(form.format(part) for form, part in forms if part))
+        inside = ", ".join(part for _, part in forms if part)
+        labels[names[-1]] = displays[method] + (f" ({inside})" if inside else "")
+    shown = Counter(labels.values())
+    unique = {n: label if shown[label] == 1 else f"{label} [{n}]" for n, label in labels.items()}
+    return pd.Series(names, cells.index, dtype=object), unique
 
 
 def _differences(cells: pd.DataFrame) -> dict[Any, str]:
-    """For each cell, the hyper-parameters in which the cells differ: ` lr=0.01, steps=2`.
+    """For each cell, the hyper-parameters in which the cells differ: `lr=0.01, steps=2`.
 
-    Where only some have a warm-up, theirs says so; how it was made only where recipes differ.
+    Where only some have a warm-up, their text begins with "with warm-up". Hyper-parameters of the
+    warm-up are named only where they differ among the cells with one.
     """
     settings = {
         index: json.loads(text) | ({"window": window} if window else {})
@@ -177,7 +190,7 @@ def _differences(cells: pd.DataFrame) -> dict[Any, str]:
             for key in mine
             if index in warmed or not key.startswith(_WARMUP)
         ]
-        return " " + ", ".join(parts) if parts else ""
+        return ", ".join(parts)
 
     return {index: suffix(index, values) for index, values in settings.items()}
 
@@ -190,7 +203,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _row(label: str, cells: pd.DataFrame, runs: Runs) -> Row:
+def _row(name: str, label: str, cells: pd.DataFrame, runs: Runs) -> Row:
     cells = cells.sort_values(["seed", "cell"])
     finished = cells.loc[cells["state"] == "done", "cell"]
     domains, num_rounds = domain_names(runs), int(cells["rounds"].iloc[0])
@@ -210,7 +223,7 @@ def _row(label: str, cells: pd.DataFrame, runs: Runs) -> Row:
     shape = (len(finished), num_rounds, len(domains))
     array = np.array(values, dtype=np.float64).reshape(shape)
     empty = np.isnan(array) & np.array(is_there, dtype=bool).reshape(shape)
-    return Row(label, str(cells["method"].iloc[0]), cells, array, empty)
+    return Row(name, label, str(cells["method"].iloc[0]), cells, array, empty)
 
 
 def _number(value: float | None) -> float:

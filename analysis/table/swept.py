@@ -1,4 +1,4 @@
-"""Which hyper-parameter a method's rows sweep, and the order of rows along it."""
+"""The hyper-parameter that the rows of a method sweep, and the order of rows along it."""
 
 import json
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ import numpy as np
 
 from ctta_bench.analysis.table.rows import Row
 
-FEWEST = 3  # values that make a curve
+FEWEST = 3  # values of a curve
 
 
 def in_axis_order(found: Sequence[Row]) -> list[Row]:
-    """Rows of a swept method by the swept value, at the place of its best; the others as they are.
+    """The rows, with those of a swept method sorted by the swept value, at the place of its best.
 
-    Rows that differ in more numbers than the swept one stand line by line, as in the figure.
+    Rows that also differ in other hyper-parameters are sorted by these first, as in the figure.
     """
     ordered: list[Row] = []
     for row in found:
@@ -49,7 +49,7 @@ def numbers_of(row: Row) -> dict[str, float]:
 
 
 def swept_key(settings: Sequence[dict[str, float]]) -> str | None:
-    """The key with the most values, if they are enough for a curve."""
+    """The key with the most values, if there are enough for a curve."""
     names = {key for values in settings for key in values}
     counts = {
         key: len({values[key] for values in settings if key in values}) for key in sorted(names)
@@ -58,15 +58,15 @@ def swept_key(settings: Sequence[dict[str, float]]) -> str | None:
     return key if key is not None and counts[key] >= FEWEST else None
 
 
-def other_differences(found: Sequence[Row], key: str) -> list[str]:
-    """For each row what else differs: ` std_weight=0.1`; numbers, words and switches alike."""
+def other_differences(found: Sequence[Row], key: str) -> list[list[str]]:
+    """For each row the other hyper-parameters that differ, of any type: `std_weight=0.1`, ..."""
     settings = [
         {name: _shown(value) for name, value in values_of(row).items() if name != key}
         for row in found
     ]
     names = sorted({name for values in settings for name in values})
     differing = [k for k in names if len({values.get(k) for values in settings}) > 1]
-    return ["".join(f" {name}={values.get(name)}" for name in differing) for values in settings]
+    return [[f"{name}={values.get(name)}" for name in differing] for values in settings]
 
 
 def _shown(value: Any) -> str:

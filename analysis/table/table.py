@@ -1,18 +1,22 @@
-"""A table: numbers, what is printed for them, and its Markdown, LaTeX and CSV."""
+"""A table: its numbers, their printed form, and its Markdown, LaTeX and CSV."""
 
 import html
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
+from ctta_bench.registry import METHODS, references
+
 MISSING = "–"
 EMPTY = "n/a"  # nothing to score
 DAGGER = "†"
-_UPRIGHT_FROM = 10  # LaTeX: columns beyond which the heads stand upright, to fit a page
+REFERENCES_FILE = "references.bib"
+_UPRIGHT_FROM = 10  # LaTeX: with more columns, the heads are upright, to fit a page
 _LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -25,6 +29,8 @@ _LATEX = {
     "≥": r"$\geq$",
     "×": r"$\times$",
     "Δ": r"$\Delta$",
+    "·": r"$\cdot$",
+    "→": r"$\rightarrow$",
     "|": r"$|$",
     DAGGER: r"$^\dagger$",
     MISSING: "--",
@@ -45,11 +51,11 @@ class Entry:
 class Table:
     """A captioned table.
 
-    name: stem of its files. frame: numbers only, NaN where missing, one row per line of the table.
-    header: printed column heads, the first for the row labels. lines: label and entries of each
-    row. footnotes: sentences in which a command stands between backticks. spans: a head over
-    columns that belong together, with their number, from the first column on; "" over the others.
-    unit: what the entries are, where they are all the same, e.g. `error %`.
+    name: stem of its files. frame: the numbers by registry names, NaN where missing, one row per
+    line of the table. header: printed column heads, the first for the row labels. lines: printed
+    label and entries of each row. footnotes: sentences, with commands between backticks. spans:
+    heads over several columns, each with their number, from the first column on; "" for no head.
+    unit: of all entries, e.g. `error %`; "" if they differ.
     """
 
     name: str
@@ -63,7 +69,7 @@ class Table:
 
     @property
     def heads(self) -> list[str]:
-        """The column heads in one line, each with the head above it: `round 1 fog`."""
+        """The column heads in one line, each with the head above it: `round 1 Fog`."""
         above = [text for text, count in self.spans for _ in range(count)] or [""] * len(
             self.header
         )
@@ -72,11 +78,11 @@ class Table:
             for over, head in zip(above, self.header, strict=True)
         ]
 
-    def write(self, folder: Path) -> None:
-        """Write NAME.md, NAME.tex and NAME.csv."""
+    def write(self, folder: Path, citations: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write NAME.md, NAME.tex (see `to_latex`) and NAME.csv."""
         for ending, text in (
             ("md", self.to_markdown()),
-            ("tex", self.to_latex()),
+            ("tex", self.to_latex(citations)),
             ("csv", self.to_csv()),
         ):
             (folder / f"{self.name}.{ending}").write_text(text, "utf-8")
@@ -95,11 +101,16 @@ class Table:
         notes = "".join(f"- {note}\n" for note in self.footnotes)
         return f"{self.caption}\n\n{table}\n" + (f"\n{notes}" if notes else "")
 
-    def to_latex(self) -> str:
-        """A table environment with booktabs rules; it needs the packages booktabs and graphicx."""
-        body = [[_escape(label), *map(_latex, entries)] for label, entries in self.lines]
+    def to_latex(self, citations: Mapping[str, str] = MappingProxyType({})) -> str:
+        r"""A table environment with booktabs rules; it needs the packages booktabs and graphicx.
+
+        `citations` are BibTeX keys by display name: a row label that begins with such a name gets
+        a `\citep{KEY}` after it, which needs the package natbib.
+        """
+        body = [[_cited(label, citations), *map(_latex, entries)] for label, entries in self.lines]
+        packages = "booktabs,graphicx" + ",natbib" * bool(citations)
         lines = [
-            r"\begin{table}[t]  % \usepackage{booktabs,graphicx}",
+            rf"\begin{{table}}[t]  % \usepackage{{{packages}}}",
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_escape(self.caption)}}}",
             rf"\label{{tab:{self.name}}}",
@@ -125,24 +136,24 @@ def ranked(
     empty: Collection[str] = (),
     flagged: Collection[str] = (),
 ) -> list[Entry]:
-    """Printed values of a column with its best and second, a dagger at the flagged row labels.
+    """Printed values of a column: best bold, second underlined, a dagger at the rows in `flagged`.
 
-    Ranks go by what is printed, so that equals look equal; where all are equal, none is best. A
-    value that is not there is MISSING, or EMPTY for the labels in `empty`.
+    Printed values are compared, so that equal ones have the same mark; if all are equal, none is
+    best. A missing value is printed as MISSING, or as EMPTY for the rows in `empty`.
     """
     printed = [
-        f"{value:.1f}" if np.isfinite(value) else EMPTY if label in empty else MISSING
-        for label, value in values.items()
+        f"{value:.1f}" if np.isfinite(value) else EMPTY if row in empty else MISSING
+        for row, value in values.items()
     ]
     best, second = best_two(printed, higher)
     return [
-        Entry(text, text == best, text == second, label in flagged)
-        for label, text in zip(values.index, printed, strict=True)
+        Entry(text, text == best, text == second, row in flagged)
+        for row, text in zip(values.index, printed, strict=True)
     ]
 
 
 def best_two(printed: Sequence[str], higher: bool = False) -> tuple[str | None, str | None]:
-    """The best and the second-best of printed numbers as they are printed; None where all tie."""
+    """The best and the second best of printed numbers, as printed; None if all are equal."""
     numbers = {text for text in printed if text not in (EMPTY, MISSING)}
     order = sorted(numbers, key=float, reverse=higher)
     return (order[0], order[1]) if len(order) > 1 else (None, None)
@@ -157,8 +168,22 @@ def signed(value: float) -> str:
 
 
 def safe_name(text: str) -> str:
-    """`text` as part of a file's name."""
+    """`text` with characters that are safe in a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:80].strip("-.")
+
+
+def citation_keys(methods: Iterable[str]) -> dict[str, str]:
+    """The BibTeX key of each method that has one, by display name."""
+    keys = {METHODS.display_name(name): METHODS.citation(name) for name in sorted(set(methods))}
+    return {name: key for name, key in keys.items() if key}
+
+
+def write_references(folder: Path, methods: Iterable[str]) -> None:
+    """Write references.bib with the papers of these methods; nothing if none has any."""
+    keys = sorted(set(citation_keys(methods).values()) & references().keys())
+    if keys:
+        entries = [references()[key]["bibtex"] for key in keys]
+        (folder / REFERENCES_FILE).write_text("\n\n".join(entries) + "\n", "utf-8")
 
 
 def _pipes(texts: Sequence[str]) -> str:
@@ -182,7 +207,7 @@ def _latex_heads(heads: Sequence[str]) -> list[str]:
 
 
 def _latex_spans(spans: Sequence[tuple[str, int]]) -> list[str]:
-    """The line of heads above the heads, and the rules below them."""
+    """The line of heads above the column heads, and the rules below it."""
     cells, rules, column = [], [], 1
     for text, count in spans:
         cells.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape(text)}}}")
@@ -203,6 +228,15 @@ def _latex(entry: Entry) -> str:
     if entry.second:
         text = rf"\underline{{{text}}}"
     return text + _escape(DAGGER) * entry.flagged
+
+
+def _cited(label: str, citations: Mapping[str, str]) -> str:
+    """A row label in LaTeX, with the citation after the method's name."""
+    for name in sorted(citations, key=len, reverse=True):
+        rest = label.removeprefix(name)
+        if rest != label and rest[:1] in ("", " ", ","):
+            return rf"{_escape(name)}~\citep{{{citations[name]}}}{_escape(rest)}"
+    return _escape(label)
 
 
 def _escape(text: str) -> str:

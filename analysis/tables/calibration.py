@@ -1,6 +1,4 @@
-"""Measures beside the headline metric: calibration (ECE and two proper scores), and the others."""
-
-from collections.abc import Sequence
+"""Measures other than the headline metric: calibration (ECE, NLL, Brier score), and others."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +6,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
+from ctta_bench.analysis.table.rows import Row, domain_names, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two
 from ctta_bench.registry import TABLES
@@ -32,15 +30,15 @@ def measures_table(runs: Runs) -> Table | None:
 def _table(runs: Runs, name: str, title: str) -> Table | None:
     """The measures that name this table, a column each.
 
-    Means over domains, then rounds, then finished seeds, as the headline metric is averaged; one
-    with a missing part is missing. The frame also holds the standard deviation over seeds.
+    Means over domains, then rounds, then finished seeds, as the headline metric is averaged. A mean
+    is missing where one of its values is. The frame also holds the standard deviation over seeds.
     """
     measures = [measure for measure in all_measures() if measure.table == name]
     found = in_axis_order([row for row in rows(runs) if len(row.values)])
     known = runs.results["metric"].isin([measure.name for measure in measures])
     if not found or not known.any():
         return None
-    frame = pd.DataFrame(index=[row.label for row in found])
+    frame = pd.DataFrame(index=[row.name for row in found])
     for measure in measures:
         of_rows = [_seed_means(row, measure.name, runs) for row in found]
         frame[measure.name] = [float(seeds.mean()) for seeds in of_rows]
@@ -49,9 +47,9 @@ def _table(runs: Runs, name: str, title: str) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-{name}",
         caption=(
-            f"{title}: {notes.title(runs)}. {_enumerated([m.caption for m in measures])}; lower is "
-            f"better. Averaged as the mean {metric_of(runs).symbol} is: over domains, rounds and "
-            "seeds. Best bold, second underlined."
+            f"{title}: {notes.title(runs)}. {notes.enumerated([m.caption for m in measures])}. "
+            f"Lower is better. Means {notes.averaged(runs, 'domains', 'rounds', 'seeds')}"
+            f"{notes.spread(found)}. {notes.MARKS}"
         ),
         frame=frame,
         header=("method", *(measure.head for measure in measures)),
@@ -62,12 +60,6 @@ def _table(runs: Runs, name: str, title: str) -> Table | None:
     )
 
 
-def _enumerated(parts: Sequence[str]) -> str:
-    """`A, b and c`."""
-    *others, last = parts
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _seed_means(row: Row, score: str, runs: Runs) -> Floats:
     """[finished seeds] means of a score; NaN for a seed that lacks it somewhere."""
     wanted = len(domain_names(runs)) * int(runs.cells["rounds"].iloc[0])
@@ -76,7 +68,7 @@ def _seed_means(row: Row, score: str, runs: Runs) -> Floats:
     ]
     by_cell = own.groupby("cell")
     complete = by_cell["value"].count() == wanted
-    # All domains of a round are there, so that the mean of rounds is that of everything.
+    # Every round has all domains, so the mean over all values is the mean over rounds.
     means = by_cell["value"].mean().where(complete)
     return means.reindex(row.finished["cell"]).to_numpy(dtype=np.float64)
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import Row, domain_names, rows
+from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, safe_name
 from ctta_bench.registry import TABLES
 from ctta_bench.scoring.miou import CLASS_PREFIX
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def classes_of(runs: Runs) -> list[str]:
-    """The names of the classes that a group is scored by, [] where there is no score by class."""
+    """The names of the classes that a group is scored by; [] without scores by class."""
     return next((list(names) for names in runs.cells["classes"] if len(names)), [])
 
 
@@ -28,39 +28,41 @@ def class_tables(runs: Runs) -> list[Table]:
     found = [row for row in rows(runs) if len(row.values)]
     if not classes or not found:
         return []
-    cubes = {row.label: by_class(runs, row, classes) for row in found}
-    domains, stem = domain_names(runs), notes.table_name(runs)
-    means = "mean over domains, rounds and seeds in which the class has one"
+    cubes = [by_class(runs, row, classes) for row in found]
+    stem = notes.table_name(runs)
     tables = [
         _table(
             f"{stem}-classes",
-            f"IoU in % by class: {notes.title(runs)}. Each is the {means}; the last column is the "
-            f"metric itself, the mean over classes before that over domains. {_LEGEND}",
-            {label: mean_over(cube, 3) for label, cube in cubes.items()},
+            f"IoU in % by class: {notes.title(runs)}. Each class: mean over the domains, rounds "
+            "and seeds in which it has an IoU. Last column: the metric itself, with the mean over "
+            f"classes taken first and the mean over domains second. {_LEGEND}",
+            found,
+            [mean_over(cube, 3) for cube in cubes],
             classes,
-            {row.label: row.mean for row in found},
-            {},
+            [row.mean for row in found],
+            [],
         )
     ]
-    for place, domain in enumerate(domains):
-        by_round = {label: cube[:, :, place] for label, cube in cubes.items()}
+    for place, (domain, label) in enumerate(domain_labels(runs).items()):
+        by_round = [cube[:, :, place] for cube in cubes]
         tables.append(
             _table(
                 f"{stem}-classes-{safe_name(domain)}",
-                f"IoU in % by class in {domain}: {notes.title(runs)}. Mean over rounds and seeds. "
-                f"{_LEGEND}",
-                {label: mean_over(part, 2) for label, part in by_round.items()},
+                f"IoU in % by class in {label}: {notes.title(runs)}. Mean over rounds and seeds. "
+                f"Last column: the number of classes in the mIoU. {_LEGEND}",
+                found,
+                [mean_over(values, 2) for values in by_round],
                 classes,
-                {row.label: float(row.over(axis=1)[place]) for row in found},
-                {label: _counts(part) for label, part in by_round.items()},
+                [float(row.over(axis=1)[place]) for row in found],
+                [_counts(values) for values in by_round],
             )
         )
     return tables
 
 
 _LEGEND = (
-    f"{MISSING}: neither labelled nor predicted, and not in the mean; a class that is predicted "
-    "but never labelled has 0. Best bold, second underlined."
+    f"{MISSING}: the class is neither labelled nor predicted, and not in the mean. A class that is "
+    f"predicted but never labelled has 0. {notes.MARKS}"
 )
 
 
@@ -71,13 +73,13 @@ def class_notes(runs: Runs) -> Iterator[str]:
     if not classes or not cubes:
         return
     parts = []
-    for place, domain in enumerate(domain_names(runs)):
+    for place, label in enumerate(domain_labels(runs).values()):
         is_in = np.concatenate(
             [np.isfinite(cube[:, :, place]).reshape(-1, len(classes)) for cube in cubes]
         )
-        is_in = is_in[is_in.any(axis=1)]  # a domain without a label is another note's
+        is_in = is_in[is_in.any(axis=1)]  # another note names domains without a label
         if len(is_in):
-            parts.append(_domain_note(domain, is_in, classes))
+            parts.append(_domain_note(label, is_in, classes))
     if parts:
         yield f"Classes in the mean, of {len(classes)}: {'; '.join(parts)}."
 
@@ -131,23 +133,24 @@ def _range(counts: npt.NDArray[np.int_]) -> str:
 def _table(
     name: str,
     caption: str,
-    by_class: dict[str, Floats],
+    found: Sequence[Row],
+    by_class: Sequence[Floats],
     classes: Sequence[str],
-    mious: dict[str, float],
-    counts: dict[str, str],
+    mious: Sequence[float],
+    counts: Sequence[str],
 ) -> Table:
-    frame = pd.DataFrame(list(by_class.values()), index=list(by_class), columns=list(classes))
-    frame["mIoU"] = list(mious.values())
+    frame = pd.DataFrame(by_class, index=[row.name for row in found], columns=list(classes))
+    frame["mIoU"] = mious
     columns = {column: ranked(frame[column], higher=True) for column in frame.columns}
     if counts:
-        columns["classes"] = [Entry(counts[label]) for label in frame.index]
+        columns["classes"] = [Entry(count) for count in counts]
     return Table(
         name=name,
         caption=caption,
         frame=frame,
         header=("method", *columns),
         lines=tuple(
-            (str(label), tuple(entries[line] for entries in columns.values()))
-            for line, label in enumerate(frame.index)
+            (row.label, tuple(entries[line] for entries in columns.values()))
+            for line, row in enumerate(found)
         ),
     )

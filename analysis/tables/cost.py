@@ -9,7 +9,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table
-from ctta_bench.registry import TABLES
+from ctta_bench.registry import METHODS, TABLES
 
 REFERENCE = "tent"
 _FRAME = {  # columns of the frame, with the cost in the cells that each averages
@@ -26,28 +26,29 @@ def cost_table(runs: Runs) -> Table | None:
     """What each method of one group costs; None if no cell is finished.
 
     Means over finished seeds. Time is that of predicting and adapting, without reading data and
-    without preparation, divided by the mean of TENT in the same group where that is there.
+    without preparation, divided by the mean of TENT in the same group; NaN without a run of TENT.
     """
     found = [row for row in rows(runs) if len(row.finished)]
     if not found:
         return None
     frame = pd.DataFrame(
         {name: [_mean(row, cost) for row in found] for name, cost in _FRAME.items()},
-        index=[row.label for row in found],
+        index=[row.name for row in found],
     )
     frame["time"] = _relative(frame["seconds"], found)
     return Table(
         name=f"{notes.table_name(runs)}-cost",
         caption=(
-            f"Cost: {notes.title(runs)}. Learnable parameters, state beside them, forward and "
-            f"backward passes an image, time relative to {REFERENCE.upper()}, and what it reads of "
-            "the source data."
+            f"Cost: {notes.title(runs)}. Parameters: learnable ones. State: what the method stores "
+            "in addition. FP, BP: forward and backward passes per image. Time: of predicting and "
+            f"adapting, relative to {METHODS.display_name(REFERENCE)}. Source data: what the "
+            "method reads of them before the stream. Means over seeds."
         ),
         frame=frame,
         header=("method", "parameters", "state", "FP", "BP", "time", "source data"),
         lines=tuple(
-            (str(label), (*_entries(values), _access(row)))
-            for (label, values), row in zip(frame.iterrows(), found, strict=True)
+            (row.label, (*_entries(values), _access(row)))
+            for (_, values), row in zip(frame.iterrows(), found, strict=True)
         ),
         footnotes=_footnotes(found),
     )
@@ -97,9 +98,13 @@ def _footnotes(found: list[Row]) -> tuple[str, ...]:
     devices = sorted(cells["device"].dropna().astype(str).unique())
     texts = []
     if not any(row.method == REFERENCE for row in found):
-        texts.append(f"No finished run of {REFERENCE.upper()} to relate the time to.")
+        texts.append(
+            f"No relative time: there is no finished run of {METHODS.display_name(REFERENCE)}."
+        )
     if len(devices) > 1:
         texts.append(f"Times were measured on several devices: {', '.join(devices)}.")
     elif devices:
-        texts.append(f"Measured on {devices[0]}, cell by cell; other work at the time is in it.")
+        texts.append(
+            f"Measured on {devices[0]}, cell by cell. Other load on the machine affects the times."
+        )
     return tuple(texts)

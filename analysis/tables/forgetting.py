@@ -1,4 +1,4 @@
-"""What a method forgets of its source domain: accuracy before, along and after the stream."""
+"""Forgetting of the source domain: accuracy before, during and after the stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,20 +8,20 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import SHORT_NAMES, Row, metric_of, rows
+from ctta_bench.analysis.table.rows import Row, domain_labels, metric_of, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
 from ctta_bench.registry import TABLES
 
-MAX_COLUMNS = 20  # probes that stand one by one; of more, before, lowest and after alone
+MAX_COLUMNS = 20  # probes with a column each; with more there are only the first and the last
 
 
 @TABLES.register_module("forgetting", place=40)
 def forgetting_table(runs: Runs) -> Table | None:
-    """Accuracy on source images at each probe of a group's runs; None if none was probed.
+    """Accuracy on source images at each probe of a group's runs; None if no run was probed.
 
     Means over the seeds that have the probes. `forgotten` is the accuracy before the stream minus
-    that after it, in points; a method that was probed at other places stands without the others'.
+    that after it, in points. A probe that a method does not have is missing in its row.
     """
     each = [(row, _probes(row)) for row in in_axis_order(rows(runs))]
     found = [(row, probes) for row, probes in each if not probes.empty]
@@ -30,7 +30,7 @@ def forgetting_table(runs: Runs) -> Table | None:
     places = max((probes for _, probes in found), key=lambda probes: len(probes.columns)).columns
     frame = pd.DataFrame(
         [probes.mean().reindex(places) for _, probes in found],
-        index=[row.label for row, _ in found],
+        index=[row.name for row, _ in found],
     )
     ends = [probes.iloc[:, [0, -1]].to_numpy() for _, probes in found]
     frame["lowest"] = [float(probes.mean().min()) for _, probes in found]
@@ -45,13 +45,13 @@ def forgetting_table(runs: Runs) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-forgetting",
         caption=(
-            f"On the source domain: {notes.title(runs)}. {check[0].upper()}{check[1:]} in % on "
-            "source images before the stream, as the method stands at the end of each domain or "
-            "round, without adapting to them; the lowest of these; and points lost from before to "
-            "after the stream. Best bold, second underlined."
+            f"Forgetting of the source domain: {notes.title(runs)}. {check[0].upper()}{check[1:]} "
+            "in % on source images, before the stream and at the end of each domain or round. The "
+            "method does not adapt to these images. Lowest: of all probes. Forgotten: accuracy "
+            f"before minus after the stream, in points. Means over seeds. {notes.MARKS}"
         ),
         frame=frame,
-        header=("method", *_heads(shown), "lowest", "forgotten"),
+        header=("method", *_heads(shown, domain_labels(runs)), "lowest", "forgotten"),
         lines=tuple(
             (row.label, tuple(entries[line] for entries in columns.values()))
             for line, (row, _) in enumerate(found)
@@ -60,7 +60,7 @@ def forgetting_table(runs: Runs) -> Table | None:
 
 
 def _probes(row: Row) -> pd.DataFrame:
-    """A line a finished seed, a column a probe, by what was seen before it; empty without any."""
+    """One row per finished seed, one column per probe, by what was seen before it."""
     of_seeds = [
         {_place(probe, probes): probe["accuracy"] for probe in probes}
         for probes in row.finished["source_probes"]
@@ -78,11 +78,13 @@ def _place(probe: Mapping[str, Any], probes: Sequence[Mapping[str, Any]]) -> str
     return f"after round {probe['round'] + 1}{domain}"
 
 
-def _heads(places: Sequence[str]) -> list[str]:
-    """The places as column heads: short names, and no round where there is one alone."""
-    is_one_round = all(place == "before" or place.startswith("after round 1 ") for place in places)
-    heads = [place.replace("round 1 ", "") if is_one_round else place for place in places]
+def _heads(places: Sequence[str], labels: Mapping[str, str]) -> list[str]:
+    """The places as column heads: display names of domains, no round where there is only one."""
+    parts = [place.split(" ", 3) for place in places]  # after, round, 1, DOMAIN
+    is_one_round = all(len(part) == 1 or (len(part) == 4 and part[2] == "1") for part in parts)
     return [
-        " ".join(SHORT_NAMES.get(word, word.replace("_", " ")) for word in head.split())
-        for head in heads
+        " ".join(
+            [*part[: 1 if is_one_round else 3], *(labels.get(name, name) for name in part[3:])]
+        )
+        for part in parts
     ]

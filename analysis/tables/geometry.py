@@ -1,15 +1,16 @@
-"""The geometry of kept models as a table, and the words and orders that its figures share."""
+"""The geometry of kept models as a table; labels and orders that its figures share."""
 
 import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.kept_models.geometry_runs import MEASURES, Geometry
 from ctta_bench.analysis.table.table import MISSING, Entry, Table
+from ctta_bench.registry import MODELS
 
 CIRCULAR = (
-    "Rows marked * keep every angle between neurons by construction, whatever the data (but where "
-    "a magnitude passes through zero and turns its neuron round): their ΔS is rounding, and that "
-    "it is small says nothing about invariance. Only the rows without * can answer that."
+    "Rows with * keep every angle between neurons by construction, for any data (except where a "
+    "magnitude passes through zero and reverses its neuron). Their ΔS is rounding error; that it "
+    "is small is no evidence for invariance. Only rows without * can give evidence."
 )
 _MARK = " *"
 
@@ -30,12 +31,15 @@ def geometry_table(geometry: Geometry) -> Table:
     return Table(
         name=geometry.name,
         caption=(
-            f"Geometry of the change of {geometry.model} ({geometry.model_sha256[:8]}), "
-            f"{geometry.setting}: means over domains and seeds, pooled over all linear layers of "
-            "the blocks (a neuron counts once in ΔM and ΔA, a pair once in ΔS per pair; ΔS is the "
-            "mean over layers, weighted by pairs). `matched`: the change scaled to the size of "
-            "PAID's in the same domain; `noise`: a random change of PAID's size."
-        ).replace("`", ""),
+            f"Geometry of the weight change: {MODELS.display_name(geometry.model)}, "
+            f"{geometry.setting}. ΔM: change of the lengths of neurons. ΔA: change of their "
+            "directions. ΔS: change of the angles between them. Means over domains and seeds, "
+            "pooled over all linear layers of the blocks: each neuron counts once in ΔM and ΔA, "
+            "each pair of neurons once in ΔS per pair; ΔS is the mean over layers, weighted by "
+            "pairs. Lowest, highest: of ΔS per pair over all models. Matched: ΔS per pair after "
+            "scaling the change to the size of PAID's in the same domain. Noise: ΔS per pair of a "
+            "random change of PAID's size."
+        ),
         frame=frame[columns],
         header=(
             "method",
@@ -65,26 +69,29 @@ def geometry_table(geometry: Geometry) -> Table:
 
 
 def means(models: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Means over seeds of what has the same keys, in the order in which they come."""
+    """Means over seeds for each combination of keys, in the order of the rows."""
     per_seed = models.groupby([*keys, "seed"], sort=False)[MEASURES].mean()
     means: pd.DataFrame = per_seed.groupby(level=keys, sort=False).mean()
     return means
 
 
 def ordered_labels(models: pd.DataFrame) -> list[str]:
-    """Rows: methods by ΔS per pair, smallest first, then the semantic shifts likewise."""
+    """Labels of methods by ΔS per pair, smallest first, then of semantic shifts in the same way."""
     means = models.groupby(["kind", "label"])["delta_s_per_pair"].mean().reset_index()
     return list(means.sort_values(["kind", "delta_s_per_pair"])["label"])
 
 
 def shown_labels(models: pd.DataFrame) -> dict[str, str]:
-    """Labels as they are printed: with a mark where pairwise angles cannot change."""
-    invariant = models.groupby("label")["invariant"].all()
-    return {label: label + _MARK * bool(invariant[label]) for label in invariant.index}
+    """What is printed for each label: with a mark if pairwise angles cannot change."""
+    found = models.groupby("label").agg({"shown": "first", "invariant": "all"})
+    return {
+        str(label): str(row["shown"]) + _MARK * bool(row["invariant"])
+        for label, row in found.iterrows()
+    }
 
 
 def scientific(value: float) -> str:
-    """A value in three digits, or two and an exponent."""
+    """A value with three digits, or with two digits and an exponent."""
     if np.isnan(value):
         return MISSING
     if value == 0:

@@ -1,4 +1,4 @@
-"""The tables of a report: the metric per domain and per round, and whether methods differ."""
+"""The main tables: the metric per domain and per round, and each method against source."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,6 @@ from ctta_bench.analysis.read.statistics import (
 )
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import (
-    SOURCE,
     Row,
     domain_labels,
     domain_names,
@@ -32,9 +31,9 @@ from ctta_bench.errors import RunError
 from ctta_bench.registry import TABLES
 
 SIGNIFICANT = 0.05
-MAX_COLUMNS = 24  # of a table by round and domain; beyond, it is of rounds alone
+MAX_COLUMNS = 24  # of a table by round and domain; with more, it has the means of rounds only
 
-Cells = set[tuple[str, str]]  # row label and column of the frame
+Cells = set[tuple[str, str]]  # row and column of the frame
 
 
 def tables(runs: Runs) -> list[Table]:
@@ -50,21 +49,15 @@ def main_table(runs: Runs) -> Table:
     """
     found = in_axis_order(rows(runs))
     domains = domain_names(runs)
-    columns = domain_labels(domains)
-    frame = _frame(found, [row.over(axis=1) for row in found], columns)
+    frame = _frame(found, [row.over(axis=1) for row in found], domains)
     _add_gain(frame, found, runs)
-    flagged = {
-        (row.label, short)
-        for row in found
-        for name, short in zip(domains, columns, strict=True)
-        if name in notes.collapsed_domains(runs, row)
-    }
+    flagged = {(row.name, d) for row in found for d in notes.collapsed_domains(runs, row)}
     return _table(
         Table(
             notes.table_name(runs),
             notes.caption(runs, found),
             frame,
-            header=("method", *columns),
+            header=("method", *domain_labels(runs).values()),
             lines=(),
             unit=metric_of(runs).head,
             footnotes=(*notes.footnotes(runs, found), *class_notes(runs)),
@@ -72,7 +65,7 @@ def main_table(runs: Runs) -> Table:
         found,
         runs,
         flagged,
-        _empty(found, [row.is_empty(0, 1) for row in found], columns),
+        _empty(found, [row.is_empty(0, 1) for row in found], domains),
     )
 
 
@@ -80,23 +73,23 @@ def main_table(runs: Runs) -> Table:
 def round_table(runs: Runs) -> Table | None:
     """One group by round and domain with the mean of each round; None for a single round.
 
-    Of many rounds or domains the means alone.
+    With more than MAX_COLUMNS columns it has the means of the rounds only.
     """
     num_rounds = int(runs.cells["rounds"].iloc[0])
     if num_rounds == 1:
         return None
     found = in_axis_order(rows(runs))
     rounds = [f"round {number + 1}" for number in range(num_rounds)]
-    short = domain_labels(domain_names(runs))
-    by_domain = num_rounds * (len(short) + 1) <= MAX_COLUMNS
+    domains = domain_names(runs)
+    by_domain = num_rounds * (len(domains) + 1) <= MAX_COLUMNS
     if not by_domain:
-        short = []
-    columns = [name for step in rounds for name in (*(f"{step} {d}" for d in short), step)]
-    parts = [_by_round(row.by_round()[:, : len(short)], row.over(axis=2)) for row in found]
-    empty = [_by_round(row.is_empty(0)[:, : len(short)], row.is_empty(0, 2)) for row in found]
+        domains = []
+    columns = [name for step in rounds for name in (*(f"{step} {d}" for d in domains), step)]
+    parts = [_by_round(row.by_round()[:, : len(domains)], row.over(axis=2)) for row in found]
+    empty = [_by_round(row.is_empty(0)[:, : len(domains)], row.is_empty(0, 2)) for row in found]
     frame = _frame(found, parts, columns)
     _add_gain(frame, found, runs)
-    heads = [*short, "mean"] * num_rounds if by_domain else columns
+    heads = [*domain_labels(runs).values(), "mean"] * num_rounds if by_domain else columns
     return _table(
         Table(
             f"{notes.table_name(runs)}-rounds",
@@ -105,7 +98,7 @@ def round_table(runs: Runs) -> Table | None:
             header=("method", *heads),
             lines=(),
             footnotes=notes.footnotes(runs, found),
-            spans=(("", 1), *((name, len(short) + 1) for name in rounds)) if by_domain else (),
+            spans=(("", 1), *((name, len(domains) + 1) for name in rounds)) if by_domain else (),
         ),
         found,
         runs,
@@ -115,13 +108,13 @@ def round_table(runs: Runs) -> Table | None:
 
 
 def _by_round(values: npt.NDArray[Any], means: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[rounds, domains] and [rounds] as one line: the domains of a round, then its mean."""
+    """[rounds, domains] and [rounds] as one row: the domains of a round, then its mean."""
     return np.concatenate([values, means[:, None]], axis=1).ravel()
 
 
 @TABLES.register_module("significance", place=60)
 def significance_table(runs: Runs) -> Table | None:
-    """Each method of one group against source, or None without a finished source to pair with."""
+    """Each method of one group compared with source; None without a finished source run."""
     found = in_axis_order(rows(runs))
     source = source_row(found)
     others = [row for row in found if row is not source and not np.isnan(row.mean)]
@@ -130,8 +123,8 @@ def significance_table(runs: Runs) -> Table | None:
         return None
     # As many resamples as let the smallest p stay well below SIGNIFICANT after correction.
     resamples = max(RESAMPLES, 100 * len(others))
-    results = {row.label: _against(row, source, metric.name, resamples) for row in others}
-    paired = {label: r for label, r in results.items() if isinstance(r, PairedDifference)}
+    results = {row.name: _against(row, source, metric.name, resamples) for row in others}
+    paired = {name: r for name, r in results.items() if isinstance(r, PairedDifference)}
     frame = pd.DataFrame(
         [(r.difference, r.low, r.high, r.p) for r in paired.values()],
         index=list(paired),
@@ -141,15 +134,20 @@ def significance_table(runs: Runs) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-significance",
         caption=(
-            f"Each method against {source.label}: {notes.title(runs)}. Difference in mean "
-            f"{metric.symbol} in points ({metric.sign_of_better}: the method is better) with its "
-            "95 % interval and two-sided p from a paired bootstrap over the test images, and p "
-            f"after Holm's correction; bold where that is below {SIGNIFICANT}."
+            f"Each method compared with {source.label}: {notes.title(runs)}. Difference: mean "
+            f"{metric.symbol} of the method minus that of {source.label}, in points "
+            f"({metric.sign_of_better}: the method is better). 95 % interval and two-sided p: "
+            "paired bootstrap over the test images. p (Holm): corrected for the number of methods. "
+            f"Bold: p (Holm) below {SIGNIFICANT}."
         ),
         frame=frame.reindex(list(results)),
         header=("method", "difference", "95 % interval", "p", "p (Holm)"),
-        lines=tuple((row.label, _significance_line(frame, row.label)) for row in others),
-        footnotes=tuple(f"{name}: {r}" for name, r in results.items() if isinstance(r, str)),
+        lines=tuple((row.label, _significance_line(frame, row.name)) for row in others),
+        footnotes=tuple(
+            f"{row.label}: {reason}"
+            for row in others
+            if isinstance(reason := results[row.name], str)
+        ),
     )
 
 
@@ -158,7 +156,7 @@ def _frame(
 ) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(
         np.reshape(parts, (len(found), len(columns))),
-        index=[row.label for row in found],
+        index=[row.name for row in found],
         columns=columns,
     )
     frame["mean"] = [row.mean for row in found]
@@ -179,7 +177,7 @@ def _empty(
 ) -> Cells:
     """Where there was nothing to score."""
     return {
-        (row.label, column)
+        (row.name, column)
         for row, mask in zip(found, masks, strict=True)
         for column, is_empty in zip(columns, mask, strict=True)
         if is_empty
@@ -187,7 +185,7 @@ def _empty(
 
 
 def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty: Cells) -> Table:
-    """The plan with its lines, and with the columns that every such table ends with."""
+    """The plan with its lines, and with the last columns: mean, gain and seeds."""
     frame, higher = plan.frame, metric_of(runs).higher_is_better
     values = list(frame.columns[: list(frame.columns).index("mean")])
     columns = {
@@ -215,8 +213,8 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
 
 
 def _in(cells: Cells, column: str) -> set[str]:
-    """The row labels of the cells in a column."""
-    return {label for label, name in cells if name == column}
+    """The row names of the cells in a column."""
+    return {row for row, name in cells if name == column}
 
 
 def _seeds_vary(found: Sequence[Row]) -> bool:
@@ -231,11 +229,11 @@ def _seeds(row: Row) -> str:
 
 
 def _against(row: Row, source: Row, metric: str, resamples: int) -> PairedDifference | str:
-    """The paired difference over the seeds both have, or the sentence that says why not."""
+    """The paired difference over the seeds that both have, or why there is none."""
     paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (row, source)]
     common = sorted(paths[0].keys() & paths[1].keys())
     if not common:
-        return f"no finished seed in common with {SOURCE}."
+        return f"no finished seed in common with {source.label}."
     try:
         ours, theirs = ([part[seed] for seed in common] for part in paths)
         return paired_bootstrap(ours, theirs, metric=metric, resamples=resamples)
@@ -243,10 +241,10 @@ def _against(row: Row, source: Row, metric: str, resamples: int) -> PairedDiffer
         return str(error)
 
 
-def _significance_line(frame: pd.DataFrame, label: str) -> tuple[Entry, ...]:
-    if label not in frame.index:
+def _significance_line(frame: pd.DataFrame, name: str) -> tuple[Entry, ...]:
+    if name not in frame.index:
         return (Entry(MISSING),) * 4
-    difference, low, high, p, p_holm = frame.loc[label]
+    difference, low, high, p, p_holm = frame.loc[name]
     return (
         Entry(signed(difference), best=p_holm < SIGNIFICANT),
         Entry(f"[{signed(low)}, {signed(high)}]"),

@@ -1,4 +1,4 @@
-"""The measured cost table: what `ctta-bench cost` wrote, beside what runs cost in passing."""
+"""The table of measured cost: the records that `ctta-bench cost` wrote."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import pandas as pd
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, safe_name
 from ctta_bench.analysis.tables.cost import in_bytes
 from ctta_bench.record.schema import COST, COST_SCHEMA_VERSION
+from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
 
 # Column of the frame, its head, and how a value is printed.
 _COLUMNS = {
@@ -36,14 +37,14 @@ def find_records(directory: Path) -> tuple[list[dict[str, Any]], list[tuple[Path
             record = json.loads(file.read_text("utf-8"))
             measured_table(record)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            left_out.append((file, f"is no record of measured costs ({type(error).__name__})"))
+            left_out.append((file, f"no record of `ctta-bench cost` ({type(error).__name__})"))
             continue
         found.append(record)
     return found, left_out
 
 
 def measured_table(record: Mapping[str, Any]) -> Table:
-    """The table of one record. Raises KeyError, TypeError or ValueError for what is none."""
+    """The table of one record. Raises KeyError, TypeError or ValueError for something else."""
     if record["kind"] != COST or record["schema_version"] != COST_SCHEMA_VERSION:
         raise ValueError("another kind or schema")
     rows = record["methods"]
@@ -59,7 +60,7 @@ def measured_table(record: Mapping[str, Any]) -> Table:
         caption=_caption(record),
         frame=frame,
         header=("method", *_COLUMNS.values(), _SOURCE),
-        lines=tuple((str(row["method"]), _line(row)) for row in rows),
+        lines=tuple((METHODS.display_name(str(row["method"])), _line(row)) for row in rows),
         footnotes=tuple(_footnotes(record)),
     )
 
@@ -76,7 +77,7 @@ def _line(row: Mapping[str, Any]) -> tuple[Entry, ...]:
 
 
 def _source_data(row: Mapping[str, Any]) -> str:
-    """What a method reads before the stream; older records do not tell."""
+    """What a method reads before the stream; missing in older records."""
     return str(row.get("source_access", MISSING))
 
 
@@ -95,19 +96,24 @@ def _printed(name: str, value: Any) -> str:
 def _caption(record: Mapping[str, Any]) -> str:
     model, environment = record["model"], record["environment"]
     height, width = record["input"]
-    weights = "random weights and images" if record["random"] else f"weights {model['sha256'][:8]}"
+    random = " with random weights and images" if record["random"] else ""
     threads = f", {environment['threads']} thread(s)" if environment["device"] == "cpu" else ""
     return (
-        f"Measured cost: {record['benchmark']}, {model['name']} ({weights}) at {height} x {width}, "
-        f"batches of {record['batch_size']}, {record['precision']}, {environment['device']}"
-        f"{threads}. Medians of {record['repeats']} turns (least to largest), methods, TENT and "
-        "the plain model taking turns in one process. Bound: FP · t_forward + BP · t_backward of "
-        "the plain model. Memory: weights, state and the peak of a step, over those of Source."
+        f"Measured cost: {BENCHMARKS.display_name(record['benchmark'])} – "
+        f"{MODELS.display_name(model['name'])}{random}, inputs of {height} x {width} pixels, "
+        f"batch size {record['batch_size']}, {record['precision']}, {environment['device']}"
+        f"{threads}. Median of {record['repeats']} repetitions (smallest to largest). In each "
+        "repetition all methods, TENT and the plain model run one after the other in one process. "
+        "Learnable, extra: numbers of parameters. FP, BP: forward and backward passes per image. "
+        "Bound: FP · t_forward + BP · t_backward of the plain model. Memory: weights, state and "
+        "the peak of a step, divided by those of Source."
     )
 
 
 def _footnotes(record: Mapping[str, Any]) -> list[str]:
     environment = record["environment"]
-    made = f"Made with ctta_bench {environment['ctta_bench']}, torch {environment['torch']}."
-    names = ", ".join(record["left_out"])
-    return [made, *([f"Cannot serve this model: {names}."] if names else [])]
+    made = f"Made with ctta_bench {environment['ctta_bench']}, torch {environment['torch']}"
+    sha = record["model"]["sha256"]
+    made += "." if record["random"] else f", weights {sha[:8]} (first digits of the SHA-256)"
+    names = ", ".join(map(METHODS.display_name, record["left_out"]))
+    return [made, *([f"Do not support this model: {names}."] if names else [])]

@@ -1,20 +1,21 @@
-"""How much a result owes to the order of the domains: runs that differ in it alone."""
+"""How much results depend on the order of the domains: runs that differ only in it."""
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import metric_of, row_labels, rows
+from ctta_bench.analysis.table.rows import metric_of, row_names, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked
 from ctta_bench.registry import TABLES
 
-FEWEST = 2  # orders that tell something
-RANDOM = "random"  # an order of its own for each seed
+FEWEST = 2  # orders of a table
+RANDOM = "random"  # another order for each seed
 _ORDER = re.compile(r"(?:, )?domain_order (\w+)")
-# What must agree for cells of several orders to stand in one row.
+# What the cells of a row have in common.
 _FAMILY = [
     "benchmark", "setting", "model", "model_sha256", "preprocessing", "precision", "examples",
     "rounds", "severity", "batch_size",
@@ -25,8 +26,8 @@ _FAMILY = [
 def order_tables(runs: Runs) -> list[Table]:
     """A table for each benchmark and model that was run in at least two orders of its domains.
 
-    Each order counts once, with the mean over its seeds; an order drawn by the seed is one order a
-    seed, and its deviation then holds what else the seed changes.
+    Each order counts once, with the mean over its seeds. With random orders each seed has another
+    order, so the deviation over orders also contains the other effects of the seed.
     """
     if runs.cells.empty:
         return []
@@ -34,14 +35,17 @@ def order_tables(runs: Runs) -> list[Table]:
     tables = []
     for name in dict.fromkeys(family):
         members = [group for group in runs.groups() if (_families(group.cells) == name).all()]
-        means = _means(members)
-        if not means.empty and means.groupby("label")["order"].nunique().max() >= FEWEST:
-            tables.append(_table(members[0], means))
+        names, labels = row_names(
+            pd.concat([group.cells for group in members]).reset_index(drop=True)
+        )
+        means = _means(members, names)
+        if not means.empty and means.groupby("name")["order"].nunique().max() >= FEWEST:
+            tables.append(_table(members[0], means, labels))
     return tables
 
 
 def order_of(details: str, domains: tuple[str, ...], seed: int) -> str:
-    """The order of a cell's domains, by its name, by its seed where drawn, else as they stand."""
+    """The order of a cell's domains: its name, `random SEED`, or the domains in their order."""
     named = _ORDER.search(details)
     if named is None:
         return ", ".join(domains)
@@ -56,14 +60,13 @@ def _families(cells: pd.DataFrame) -> "pd.Series[str]":
     return family
 
 
-def _means(members: list[Runs]) -> pd.DataFrame:
-    """Columns label, order and mean: one line per method and order."""
-    together = pd.concat([group.cells for group in members])
-    labels = row_labels(together.reset_index(drop=True))
-    label_of = dict(zip(together["cell"], labels, strict=True))
+def _means(members: list[Runs], names: "pd.Series[str]") -> pd.DataFrame:
+    """Columns name, order and mean: one row per method and order."""
+    cells = [cell for group in members for cell in group.cells["cell"]]
+    name_of = dict(zip(cells, names, strict=True))
     lines = [
         {
-            "label": label_of[cell["cell"]],
+            "name": name_of[cell["cell"]],
             "order": order_of(cell["details"], cell["domains"], cell["seed"]),
             "mean": mean,
         }
@@ -72,20 +75,20 @@ def _means(members: list[Runs]) -> pd.DataFrame:
         for (_, cell), mean in zip(row.finished.iterrows(), row.seed_means, strict=True)
         if not np.isnan(mean)
     ]
-    seeds: pd.DataFrame = pd.DataFrame(lines, columns=["label", "order", "mean"])
-    return seeds.groupby(["label", "order"]).agg({"mean": "mean"}).reset_index()
+    seeds: pd.DataFrame = pd.DataFrame(lines, columns=["name", "order", "mean"])
+    return seeds.groupby(["name", "order"]).agg({"mean": "mean"}).reset_index()
 
 
-def _table(group: Runs, means: pd.DataFrame) -> Table:
+def _table(group: Runs, means: pd.DataFrame, labels: Mapping[str, str]) -> Table:
     metric = metric_of(group)
-    of_label = means.groupby("label")["mean"]
+    by_name = means.groupby("name")["mean"]
     frame = pd.DataFrame(
         {
-            "orders": of_label.count(),
-            "mean": of_label.mean(),
-            "std": of_label.std(ddof=1),
-            "best": of_label.max() if metric.higher_is_better else of_label.min(),
-            "worst": of_label.min() if metric.higher_is_better else of_label.max(),
+            "orders": by_name.count(),
+            "mean": by_name.mean(),
+            "std": by_name.std(ddof=1),
+            "best": by_name.max() if metric.higher_is_better else by_name.min(),
+            "worst": by_name.min() if metric.higher_is_better else by_name.max(),
         }
     )
     frame = frame.sort_values("mean", ascending=not metric.higher_is_better)
@@ -93,15 +96,16 @@ def _table(group: Runs, means: pd.DataFrame) -> Table:
     return Table(
         name=f"{notes.table_name(group)}-orders",
         caption=(
-            f"Over orders of the domains: {notes.title(group)}. Mean {metric.text} over "
-            f"{int(frame['orders'].max())} orders, its standard deviation over them, and the best "
-            "and the worst of them."
+            f"Over orders of the domains: {notes.title(group)}. {notes.upper_first(metric.text)}. "
+            f"Up to {int(frame['orders'].max())} orders. The result of an order is the mean over "
+            "domains, rounds and seeds. Mean, standard deviation, best and worst: over orders. "
+            f"{notes.MARKS}"
         ),
         frame=frame,
         header=("method", "orders", "mean", "std over orders", "best order", "worst order"),
         lines=tuple(
-            (str(label), _line(entry, frame.loc[label]))
-            for label, entry in zip(frame.index, entries, strict=True)
+            (labels[str(name)], _line(entry, frame.loc[name]))
+            for name, entry in zip(frame.index, entries, strict=True)
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Each pair of methods: the paired difference, corrected for how many pairs there are."""
+"""Each pair of methods: the paired difference, corrected for the number of pairs."""
 
 from itertools import combinations
 
@@ -15,7 +15,7 @@ from ctta_bench.errors import RunError
 from ctta_bench.registry import TABLES
 from ctta_bench.scoring.metric import Metric
 
-MAX_METHODS = 12  # more make a table that nobody reads: then the best so many
+MAX_METHODS = 12  # of a readable table; of more methods, the best
 LEVEL = 0.05
 
 
@@ -23,42 +23,46 @@ LEVEL = 0.05
 def pair_table(runs: Runs) -> Table | None:
     """The difference of each pair of methods of one group; None for fewer than three methods.
 
-    An entry is the row's mean minus the column's, in points; p-values of the paired bootstrap are
-    corrected by Holm over all pairs of the table.
+    An entry is the mean of the row minus that of the column, in points. The p-values of the paired
+    bootstrap are corrected by Holm over all pairs of the table.
     """
     complete = [row for row in rows(runs) if not np.isnan(row.mean)]
     found = in_axis_order(complete[:MAX_METHODS])
     if len(found) < 3:
         return None
     metric = metric_of(runs)
-    compared = {(a.label, b.label): _difference(a, b, metric) for a, b in combinations(found, 2)}
+    compared = {(a.name, b.name): _difference(a, b, metric) for a, b in combinations(found, 2)}
     tested = {pair: result for pair, result in compared.items() if result is not None}
     if not tested:
         return None
     corrected = dict(zip(tested, holm([r.p for r in tested.values()]), strict=True))
-    labels = [row.label for row in found]
-    frame = pd.DataFrame(np.nan, index=labels, columns=labels)
+    names = [row.name for row in found]
+    frame = pd.DataFrame(np.nan, index=names, columns=names)
     for (a, b), result in tested.items():
         frame.loc[a, b], frame.loc[b, a] = result.difference, -result.difference
-    left = f" of the {MAX_METHODS} best" if len(complete) > len(found) else ""
+    left = f" of the best {MAX_METHODS}" if len(complete) > len(found) else ""
     return Table(
         name=f"{notes.table_name(runs)}-pairs",
         caption=(
-            f"Each pair{left}: {notes.title(runs)}. Mean {metric.symbol} of the row minus that of "
-            f"the column, in points ({metric.sign_of_better}: the row is better); bold where p is "
-            f"below {LEVEL} after Holm's correction over {len(tested)} pairs (paired bootstrap "
-            "over the test images)."
+            f"Each pair{left} of methods: {notes.title(runs)}. Entry: mean {metric.symbol} of the "
+            f"row minus that of the column, in points ({metric.sign_of_better}: the row is "
+            f"better). Bold: p below {LEVEL} (paired bootstrap over the test images, corrected by "
+            f"Holm for {notes.counted(len(tested), 'pair')})."
         ),
         frame=frame,
-        header=("method", *labels),
+        header=("method", *(row.label for row in found)),
         lines=tuple(
-            (a, tuple(_entry(frame.loc[a, b], (a, b), corrected) for b in labels)) for a in labels
+            (
+                row.label,
+                tuple(_entry(frame.loc[row.name, b], (row.name, b), corrected) for b in names),
+            )
+            for row in found
         ),
     )
 
 
 def _difference(a: Row, b: Row, metric: Metric) -> PairedDifference | None:
-    """Over the seeds both have; None where they have none or did not see the same images."""
+    """Over the seeds that both have; None without any, or if they saw different images."""
     paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (a, b)]
     common = sorted(paths[0].keys() & paths[1].keys())
     if not common:

@@ -1,4 +1,4 @@
-"""The protocols of a report side by side, and each seed by itself."""
+"""The protocols of a report, and the results of each seed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,8 @@ from ctta_bench.analysis.table.missing import listed
 from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked
-from ctta_bench.registry import TABLES
+from ctta_bench.registry import BENCHMARKS, METHODS, MODELS, TABLES
+from ctta_bench.stream.settings import setting_display_name
 
 _SETTINGS = {  # head and the column of Runs.cells, in the order of print
     "benchmark": "benchmark",
@@ -29,7 +30,9 @@ _SETTINGS = {  # head and the column of Runs.cells, in the order of print
     "rounds": "rounds",
     "other settings": "details",
 }
-_OF_RUNS = ("metric", "seeds", "cells done")  # always in the table
+# Always in the table, not in the caption.
+_ALWAYS = ("weights", "metric", "seeds", "cells done")
+_NOT_PRINTED = ("pre-processing",)  # `normalisation` has the same information
 _HASH_DIGITS = 8
 
 
@@ -37,43 +40,43 @@ _HASH_DIGITS = 8
 def protocol_table(runs: Runs) -> Table:
     """Every setting under which runs were made: one row for each group that shares a table.
 
-    Settings that all groups share stand in the caption. The frame holds every one, as text;
-    severity and examples are empty where the benchmark has no severity and where all images are
-    taken.
+    Settings that all groups share are in the caption. The frame holds all of them, as text, with a
+    row for each `group` of `Runs.cells`; severity and examples are empty where the benchmark has no
+    severity and where all images are taken.
     """
     groups = runs.groups()
     names = [str(group.cells["group"].iloc[0]) for group in groups]
-    frame: pd.DataFrame = pd.DataFrame([_settings(group) for group in groups], index=names)
-    shared = [head for head in frame.columns if head not in _OF_RUNS and _is_shared(frame[head])]
-    shown = [head for head in frame.columns if head not in shared]
-    common = "; ".join(f"{head} {frame[head].iloc[0]}" for head in shared if frame[head].iloc[0])
+    stored = [_settings(group) for group in groups]
+    printed: pd.DataFrame = pd.DataFrame(
+        [values | _display(group) for group, values in zip(groups, stored, strict=True)]
+    ).drop(columns=[*_NOT_PRINTED])
+    shared = [head for head in printed if head not in _ALWAYS and printed[head].nunique() == 1]
+    common = "; ".join(f"{k}: {printed[k].iloc[0]}" for k in shared if printed[k].iloc[0])
+    printed = printed.drop(columns=shared)
     return Table(
         name="protocols",
-        caption="The protocols of these runs; results of two protocols never share a table."
-        + (f" Of all: {common}." if common else ""),
-        frame=frame,
-        header=("protocol", *shown),
+        caption="The protocols of these runs. Results of different protocols are never in one "
+        "table. Weights: first digits of the SHA-256."
+        + (f" The same in all protocols: {common}." if common else ""),
+        frame=pd.DataFrame(stored, index=names),
+        header=("protocol", *printed.columns),
         lines=tuple(
-            (name, tuple(Entry(text) for text in line))
-            for name, line in zip(names, frame[shown].to_numpy().tolist(), strict=True)
+            (str(number), tuple(map(Entry, line)))
+            for number, line in enumerate(printed.to_numpy().tolist(), 1)
         ),
     )
 
 
-def _is_shared(texts: "pd.Series[str]") -> bool:
-    return texts.nunique() == 1
-
-
 @TABLES.register_module("seeds", place=80)
 def seed_table(runs: Runs) -> Table | None:
-    """The mean of each method of one group seed by seed; None where there is a single seed."""
+    """The mean of each method of one group for each seed; None with a single seed."""
     found = in_axis_order(rows(runs))
     seeds = sorted({int(seed) for row in found for seed in row.finished["seed"]})
     if len(seeds) < 2:
         return None
     frame = pd.DataFrame(
         [_by_seed(row, seeds) for row in found],
-        index=[row.label for row in found],
+        index=[row.name for row in found],
         columns=[f"seed {seed}" for seed in seeds],
     )
     metric = metric_of(runs)
@@ -81,8 +84,9 @@ def seed_table(runs: Runs) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-seeds",
         caption=(
-            f"Seed by seed: {notes.title(runs)}. Mean {metric.text}; the seed orders the images "
-            "and seeds the method."
+            f"Seed by seed: {notes.title(runs)}. Mean {metric.text} "
+            f"{notes.averaged(runs, 'domains', 'rounds')}. The seed determines the order of the "
+            f"images and the random numbers of the method. {notes.MARKS}"
         ),
         frame=frame,
         header=("method", *frame.columns),
@@ -95,9 +99,9 @@ def seed_table(runs: Runs) -> Table | None:
 
 
 def methods_left_out(runs: Runs, group: Runs) -> tuple[str, ...]:
-    """Why methods have no row in a group's table: they ran under another protocol.
+    """The methods that ran only under another protocol, with the settings that differ.
 
-    Methods of the same experiments, benchmark and model that are in other groups alone.
+    They have the experiments, benchmark and model of the group, but no row in its table.
     """
     here = group.cells.iloc[0]
     others = runs.cells[
@@ -113,10 +117,12 @@ def methods_left_out(runs: Runs, group: Runs) -> tuple[str, ...]:
             for head, column in _SETTINGS.items()
             if all(_text(value) != _text(here[column]) for value in cells[column])
         ]
-        parts.append(f"{method} ({', '.join(differing) or 'several settings'})")
+        parts.append(
+            f"{METHODS.display_name(str(method))} ({', '.join(differing) or 'several settings'})"
+        )
     if not parts:
         return ()
-    return (f"Not in this table, for they ran under another protocol: {listed(parts)}.",)
+    return (f"Not in this table, because run under another protocol: {listed(parts)}.",)
 
 
 def _by_seed(row: Row, seeds: Sequence[int]) -> list[float]:
@@ -136,6 +142,17 @@ def _settings(group: Runs) -> dict[str, str]:
         "metric": metric_of(group).symbol,
         "seeds": ", ".join(map(str, sorted(group.cells["seed"].unique()))),
         "cells done": f"{done}/{len(group.cells)}",
+    }
+
+
+def _display(group: Runs) -> dict[str, str]:
+    """The settings that are printed in other words than they are stored."""
+    cell = group.cells.iloc[0]
+    return {
+        "benchmark": BENCHMARKS.display_name(cell["benchmark"]),
+        "setting": setting_display_name(cell["setting"]),
+        "model": MODELS.display_name(cell["model"]),
+        "normalisation": notes.normalisation_label(cell),
     }
 
 

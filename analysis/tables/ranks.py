@@ -1,6 +1,7 @@
-"""Mean ranks over domains and benchmarks, and the difference that chance alone seldom exceeds."""
+"""Mean ranks over domains and benchmarks, with the critical difference of Nemenyi's test."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ from scipy import stats
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import metric_of, rows
+from ctta_bench.analysis.table.rows import Row, metric_of, rows
 from ctta_bench.analysis.table.table import Entry, Table
 from ctta_bench.registry import TABLES
 
@@ -20,11 +21,11 @@ FEWEST_BLOCKS = 5  # domains over all benchmarks
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Ranks of methods over blocks (a domain of a benchmark each).
+    """Ranks of methods over blocks; a block is a domain of a benchmark.
 
-    ranks: [methods] mean rank, 1 is the best, best first. critical: the smallest difference in
-    mean rank that is significant (Nemenyi, all pairs at once). p: of Friedman's test that all
-    methods are alike. blocks: how many.
+    ranks: [methods] mean rank by row name, 1 is the best, best first. critical: the smallest
+    difference in mean rank that is significant (Nemenyi, all pairs at once). p: of Friedman's test
+    that all methods are equal. blocks: their number. labels: what is printed for each row name.
     """
 
     name: str
@@ -33,28 +34,37 @@ class Ranks:
     critical: float
     p: float
     blocks: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def label(self, name: object) -> str:
+        """What is printed for a row name."""
+        return self.labels.get(str(name), str(name))
 
 
 def all_ranks(runs: Runs) -> list[Ranks]:
-    """The ranks of each group, and those over all groups where several share their methods.
+    """The ranks of each group, and over all groups those of the methods that all of them have.
 
-    Nothing for fewer than FEWEST_METHODS methods or FEWEST_BLOCKS domains. Rows of settings swept
-    within a method are methods of their own.
+    Nothing for fewer than FEWEST_METHODS methods or FEWEST_BLOCKS domains. Each swept value of a
+    method counts as a method.
     """
     groups = runs.groups()
-    values = [_values(group) for group in groups]
+    found_rows = [[row for row in rows(group) if not np.isnan(row.mean)] for group in groups]
+    values = [_values(group, found) for group, found in zip(groups, found_rows, strict=True)]
+    labels = {row.name: row.label for found in reversed(found_rows) for row in found}
     found = [
-        ranks_of(notes.table_name(group), notes.title(group), of_group)
+        ranks_of(notes.table_name(group), notes.title(group), of_group, labels)
         for group, of_group in zip(groups, values, strict=True)
     ]
-    several = [part for part in values if not part.empty]
+    several = [frame for frame in values if not frame.empty]
     if len(several) > 1:
         together = pd.concat(several, axis=1, join="inner")
-        found.append(ranks_of("all", f"{len(several)} benchmarks and models", together))
+        found.append(ranks_of("all", f"{len(several)} benchmarks and models", together, labels))
     return [ranks for ranks in found if ranks is not None]
 
 
-def ranks_of(name: str, title: str, values: pd.DataFrame) -> Ranks | None:
+def ranks_of(
+    name: str, title: str, values: pd.DataFrame, labels: Mapping[str, str] | None = None
+) -> Ranks | None:
     """Ranks from [methods, blocks] where small is good; ties share their mean rank."""
     methods, blocks = values.shape
     if methods < FEWEST_METHODS or blocks < FEWEST_BLOCKS:
@@ -64,7 +74,8 @@ def ranks_of(name: str, title: str, values: pd.DataFrame) -> Ranks | None:
     all_alike = bool((ranked == ranked[0]).all())
     p = 1.0 if all_alike else float(stats.friedmanchisquare(*values.to_numpy()).pvalue)
     ranks = pd.Series(ranked.mean(axis=1), index=values.index).sort_values(kind="stable")
-    return Ranks(name, title, ranks, critical_difference(methods, blocks), p, blocks)
+    critical = critical_difference(methods, blocks)
+    return Ranks(name, title, ranks, critical, p, blocks, labels or {})
 
 
 def critical_difference(methods: int, blocks: int) -> float:
@@ -81,38 +92,38 @@ def rank_tables(runs: Runs) -> list[Table]:
 
 def rank_table(ranks: Ranks) -> Table:
     """Mean ranks, best first; bold are those that do not differ significantly from the best."""
-    best = float(ranks.ranks.iloc[0])
-    behind = ranks.ranks - best
-    level = behind <= ranks.critical
-    frame = pd.DataFrame({"rank": ranks.ranks, "behind": behind})
+    difference = ranks.ranks - float(ranks.ranks.iloc[0])
+    frame = pd.DataFrame({"rank": ranks.ranks, "behind": difference})
     return Table(
         name=f"{ranks.name}-ranks",
         caption=(
-            f"Mean ranks over {ranks.blocks} domains: {ranks.title}. 1 is the best; two methods "
-            f"differ where their mean ranks are more than {ranks.critical:.2f} apart (Nemenyi, "
-            f"all pairs, level {ALPHA}); bold: not worse than the best. Friedman's test that all "
-            f"are alike: p {_p_text(ranks.p)}. Domains of one stream are not independent, so that "
-            "this is a guide and no proof."
+            f"Mean ranks over {ranks.blocks} domains: {ranks.title}. Rank 1 is the best. Two "
+            f"methods differ if their mean ranks differ by more than {ranks.critical:.2f} "
+            f"(Nemenyi's test of all pairs, level {ALPHA}). Bold: no significant difference to the "
+            f"best. Friedman's test that all methods are equal: p {_p_text(ranks.p)}. The domains "
+            "of a stream are not independent, so these tests are a guide and not a proof."
         ),
         frame=frame,
-        header=("method", "mean rank", "behind the best"),
+        header=("method", "mean rank", "difference to the best"),
         lines=tuple(
-            (str(label), (Entry(f"{rank:.2f}", best=is_level), Entry(f"{rank - best:.2f}")))
-            for (label, rank), is_level in zip(ranks.ranks.items(), level, strict=True)
+            (
+                ranks.label(name),
+                (Entry(f"{rank:.2f}", best=more <= ranks.critical), Entry(f"{more:.2f}")),
+            )
+            for (name, rank), more in zip(ranks.ranks.items(), difference, strict=True)
         ),
     )
 
 
-def _values(group: Runs) -> pd.DataFrame:
-    """[methods, domains] means over rounds and seeds, the sign turned so that small is good."""
-    found = [row for row in rows(group) if not np.isnan(row.mean)]
+def _values(group: Runs, found: Sequence[Row]) -> pd.DataFrame:
+    """[methods, domains] means over rounds and seeds, with the sign that makes low values good."""
     if not found:
         return pd.DataFrame()
     sign = metric_of(group).ascending
     values = pd.DataFrame(
-        [sign * row.over(axis=1) for row in found], index=[row.label for row in found]
+        [sign * row.over(axis=1) for row in found], index=[row.name for row in found]
     )
-    return values.dropna(axis=1)  # a domain without anything to score ranks nobody
+    return values.dropna(axis=1)  # a domain without anything to score gives no ranks
 
 
 def _p_text(p: float) -> str:

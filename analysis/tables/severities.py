@@ -1,4 +1,4 @@
-"""Severities side by side: runs that differ in it alone, and the mean over those that were run."""
+"""Runs that differ only in their severity, and the mean over the severities that were run."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import metric_of, row_labels, rows
+from ctta_bench.analysis.table.rows import metric_of, row_names, rows
 from ctta_bench.analysis.table.table import Table, ranked
 from ctta_bench.registry import TABLES
 
@@ -23,8 +23,8 @@ _FAMILY = [  # what the protocols of one table have in common
 def severity_tables(runs: Runs) -> list[Table]:
     """A table for each protocol that was run at several single severities.
 
-    A column a severity, each a mean over domains, rounds and seeds; the last is their mean, and its
-    head says over which. One with a missing part is missing.
+    One column per severity, a mean over domains, rounds and seeds. The last column is the mean over
+    the severities in its head. A mean is missing where one of its values is.
     """
     single = [group for group in runs.groups() if _is_single(group.cells["severity"].iloc[0])]
     families: dict[tuple[str, ...], list[Runs]] = {}
@@ -42,11 +42,12 @@ def _table(members: list[Runs]) -> Table:
     members = sorted(members, key=lambda group: float(group.cells["severity"].iloc[0]))
     metric = metric_of(members[0])
     together = pd.concat([group.cells for group in members])
-    label_of = dict(zip(together["cell"], row_labels(_as_one_protocol(together)), strict=True))
+    names, labels = row_names(_as_one_protocol(together))
+    name_of = dict(zip(together["cell"], names, strict=True))
     severities = [f"{group.cells['severity'].iloc[0]:g}" for group in members]
     frame = pd.DataFrame(
         {
-            severity: {label_of[row.cells["cell"].iloc[0]]: row.mean for row in rows(group)}
+            severity: {name_of[row.cells["cell"].iloc[0]]: row.mean for row in rows(group)}
             for severity, group in zip(severities, members, strict=True)
         }
     )
@@ -58,27 +59,28 @@ def _table(members: list[Runs]) -> Table:
     return Table(
         name=f"{notes.table_name(members[0])}-severities",
         caption=(
-            f"By severity: {title}. Mean {metric.text} over domains, rounds and seeds at each; the "
-            f"last column is the mean over {over_all}, which no other table shows."
+            f"By severity: {title}. Mean {metric.text} "
+            f"{notes.averaged(members[0], 'domains', 'rounds', 'seeds')} at each severity. Last "
+            f"column: mean over {over_all}. {notes.MARKS}"
         ),
         frame=frame,
         header=("method", *(f"severity {severity}" for severity in severities), over_all),
         lines=tuple(
-            (str(label), tuple(entries[line] for entries in columns))
-            for line, label in enumerate(frame.index)
+            (labels[str(name)], tuple(entries[line] for entries in columns))
+            for line, name in enumerate(frame.index)
         ),
         unit=metric.head,
     )
 
 
 def _as_one_protocol(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with seeds that are apart at each severity, for labels go by method and seed."""
+    """The cells with another seed at each severity: a name is unique within a group and seed."""
     numbered = cells.reset_index(drop=True)
     return numbered.assign(seed=numbered["seed"].map(str) + "/" + numbered["severity"].map(str))
 
 
 def _range(severities: list[str]) -> str:
-    """`1–5` where none between is left out, else `1, 3, 5`."""
+    """`1–5` for consecutive severities, else `1, 3, 5`."""
     numbers = [float(text) for text in severities]
     steps = {b - a for a, b in itertools.pairwise(numbers)}
     return f"{severities[0]}–{severities[-1]}" if steps == {1.0} else ", ".join(severities)

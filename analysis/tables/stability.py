@@ -1,4 +1,4 @@
-"""Over rounds: what a method gains on a domain that comes back, forgets, and how steady it is."""
+"""Over rounds: backward transfer, forgetting, and the spread of the means of the rounds."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ CLEAN = "clean"  # the domain of the uncorrupted test images, where a stream has
 def stability_table(runs: Runs) -> Table | None:
     """First and last round, transfer, forgetting and spread of each method; None for one round.
 
-    Backward transfer is how much better a domain is at its last visit than at its first, averaged
-    over domains (Lopez-Paz & Ranzato, 2017, with visits in the place of tasks); forgetting how
-    much worse its last visit is than its best earlier one (Chaudhry et al., 2018). Both are in
-    points whatever the metric. A stream with the clean test images among its domains also shows
-    how these do in the first and in the last round.
+    Backward transfer: how much better a domain is at its last visit than at its first, averaged
+    over domains (Lopez-Paz & Ranzato, 2017, with visits in the place of tasks). Forgetting: how
+    much worse a domain is at its last visit than at its best earlier one, averaged over domains
+    (Chaudhry et al., 2018). Both are in points for every metric. If the clean test images are a
+    domain of the stream, their results in the first and in the last round are shown as well.
     """
     if int(runs.cells["rounds"].iloc[0]) < 2:
         return None
@@ -34,7 +34,7 @@ def stability_table(runs: Runs) -> Table | None:
         return None
     metric, domains = metric_of(runs), domain_names(runs)
     measured = [_measures(row, metric, domains) for row in found]
-    frame: pd.DataFrame = pd.DataFrame(measured, index=[row.label for row in found])
+    frame: pd.DataFrame = pd.DataFrame(measured, index=[row.name for row in found])
     heads = {
         "first": "first round",
         "last": "last round",
@@ -49,10 +49,11 @@ def stability_table(runs: Runs) -> Table | None:
     return Table(
         name=f"{notes.table_name(runs)}-stability",
         caption=(
-            f"Over rounds: {notes.title(runs)}. Mean {metric.text} of a round. Backward transfer: "
-            "points that a domain is better at its last visit than at its first. Forgetting: "
-            "points that it is worse at its last visit than at its best earlier one. Worst round: "
-            "its mean and, in brackets, its number."
+            f"Over rounds: {notes.title(runs)}. First, last and worst round: mean {metric.text} "
+            f"{notes.averaged(runs, 'domains', 'seeds')}; the number of the worst round is in "
+            "brackets. Backward transfer: how much better a domain is at its last visit than at "
+            "its first. Forgetting: how much worse a domain is at its last visit than at its best "
+            "earlier one. Both in points, averaged over domains."
         ),
         frame=frame,
         header=("method", *(heads[name] for name in shown)),
@@ -83,7 +84,7 @@ def _measures(row: Row, metric: Metric, domains: Sequence[str]) -> dict[str, flo
 
 
 def _mean(points: npt.NDArray[np.float64]) -> float:
-    """Over the domains that have a value at every visit."""
+    """The mean over the domains that have a value at every visit."""
     there = points[np.isfinite(points)]
     return float(there.mean()) if len(there) else float("nan")
 

@@ -54,6 +54,9 @@ def report(
             metavar="1|2", help="Width of figures in columns of a paper: 3.25 or 6.75 inches."
         ),
     ] = None,
+    citations: Annotated[
+        bool, typer.Option("--citations", help="Add a \\citep after each method in LaTeX tables.")
+    ] = False,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
@@ -66,7 +69,7 @@ def report(
     if paper:
         if directory is not None or against is not None:
             raise ConfigError("report --paper: takes neither a folder of runs nor --against.")
-        return _print_quoted(out, as_json)
+        return _print_quoted(out, as_json, citations)
     if directory is None:
         raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
     from ctta_bench.analysis.figure.canvas import Canvas
@@ -80,6 +83,7 @@ def report(
         describe_methods=_describe_methods,
         canvas=Canvas(columns),
         workers=os.cpu_count() or 1,
+        citations=citations,
     )
     if as_json:
         tables = [
@@ -94,12 +98,12 @@ def report(
     typer.echo(f"page: {files.page.resolve()}")
 
 
-def _print_quoted(out: Path | None, as_json: bool) -> None:
+def _print_quoted(out: Path | None, as_json: bool, citations: bool) -> None:
     """Print the paper's tables, and write them if a folder is given."""
     from ctta_bench.analysis.paper.quoted import quoted_tables, write_quoted
 
     tables = quoted_tables()
-    written = [] if out is None else write_quoted(out)
+    written = [] if out is None else write_quoted(out, citations)
     if as_json:
         print_json([_as_record(table) for table in tables])
         return
@@ -171,11 +175,13 @@ def geometry(
     load_plugins(plugin)
     from ctta_bench.analysis.figures.geometry import write_geometry
     from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
+    from ctta_bench.analysis.table.table import write_references
     from ctta_bench.measuring.attention_maps import source_layers, visualisation_folder
 
     folder = visualisation_folder(directory, out)
     found, left_out = read_geometry(directory, lambda m, sha: source_layers(m, sha, weights))
     written = [write_geometry(g, folder, folder) for g in found]
+    write_references(folder, (method for g in found for method in g.models["method"]))
     for reason in left_out:
         print_error(reason, "left out")
     files = [file for _, figures in written for _, _, paths in figures for file in paths]

@@ -30,7 +30,7 @@ from ctta_bench.analysis.kept_models.stored import (
 )
 from ctta_bench.analysis.paper.components import SEMANTIC, with_labels
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.table.notes import table_name
+from ctta_bench.analysis.table.notes import table_name, title
 from ctta_bench.analysis.table.rows import SOURCE
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.model import SourceModel
@@ -126,17 +126,14 @@ def _grid(
     ]
     return AttentionGrid(
         name=f"{table_name(group)}-attention",
-        title=(
-            f"Attention of {record['model']['name']} ({record['model']['sha256'][:8]}) on "
-            f"{record['benchmark']['name']}, {record['benchmark']['setting']}, seed "
-            f"{record['seed']}"
-        ),
+        title=f"Attention maps: {title(group)}, seed {record['seed']}",
         how=(
             f"{settings.fusion} over heads, lowest {100 * settings.discard:g} % discarded, "
             f"residual {settings.residual:g}"
         ),
         labels=list(cells["label"]),
         pictures=rows,
+        shown=list(cells["shown"]),
     )
 
 

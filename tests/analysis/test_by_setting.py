@@ -33,7 +33,7 @@ def test_each_setting_is_a_column_and_rows_go_by_their_mean_rank(under, runs_dir
         under("source", errors[0], setting)
         under("tent", errors[1], setting)
     (table,) = setting_tables(load(runs_dir))
-    assert table.header == ("method", "continual", "mixed")
+    assert table.header == ("method", "Continual", "Mixed domains")
     assert list(table.frame.index) == ["tent", "source"]
     assert table.frame.to_numpy() == pytest.approx(np.array([[20, 10], [30, 40]]))
     assert [entry.best for entry in table.lines[0][1]] == [True, True]
@@ -46,7 +46,7 @@ def test_batch_sizes_tell_columns_of_one_setting_apart(under, runs_dir):
     under("tent", 0.4, "mixed")
     (table,) = setting_tables(load(runs_dir))
     assert set(table.header[1:]) == {
-        "continual, batch 20", "continual, batch 1", "mixed, batch 20",
+        "Continual, batch 20", "Continual, batch 1", "Mixed domains, batch 20",
     }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):
     (table,) = setting_tables(load(runs_dir))
     assert list(table.frame.index) == ["paid", "tent"]
     assert table.lines[0][1][1].text == "–"
-    assert table.footnotes == ("paid: no complete result under mixed.",)
+    assert table.footnotes == ("PAID: no complete result under Mixed domains.",)
 
 
 def test_one_setting_makes_no_table(under, runs_dir):

@@ -115,7 +115,7 @@ def test_on_a_screen_fifty_methods_fit_into_a_figure(name, many, tmp_path, monke
 
 def test_on_a_screen_a_figure_has_a_title(runs, tmp_path, monkeypatch):
     figure = draw("bars", runs, tmp_path, monkeypatch, SCREEN)
-    assert figure._suptitle.get_text().startswith("mini_c, continual")
+    assert figure._suptitle.get_text().startswith("mini_c, Continual")
 
 
 def test_fonts_are_embedded_as_they_are(tmp_path):

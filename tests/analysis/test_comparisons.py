@@ -56,8 +56,8 @@ def test_ranks_go_over_the_benchmarks_that_share_their_methods(cell, runs_dir, t
     assert (together.name, together.blocks) == ("all", 10)
     assert together.ranks.to_dict() == {"source": 1, "tent": 2, "cotta": 3}
     lines = dict(rank_table(together).lines)
-    assert lines["source"][0].best
-    assert not lines["cotta"][0].best  # critical: 2.344 * sqrt(12 / 60) = 1.05
+    assert lines["Source"][0].best
+    assert not lines["CoTTA"][0].best  # critical: 2.344 * sqrt(12 / 60) = 1.05
     drawn = pd.read_csv(rank_figure(together, tmp_path / "ranks")[2])
     assert drawn["mean_rank"].tolist() == [1, 2, 3]
     assert drawn["critical_difference"].iloc[0] == pytest.approx(1.048, abs=1e-3)
@@ -71,9 +71,9 @@ def test_each_pair_has_its_difference_and_clear_ones_are_bold(cell, runs_dir):
     assert table.frame.loc["tent", "source"] == pytest.approx(-50)
     assert table.frame.loc["source", "tent"] == pytest.approx(50)
     entries = {label: dict(zip(table.header[1:], line, strict=True)) for label, line in table.lines}
-    assert entries["tent"]["source"].best
-    assert not entries["tent"]["sar"].best
-    assert entries["tent"]["tent"].text == ""
+    assert entries["TENT"]["Source"].best
+    assert not entries["TENT"]["SAR"].best
+    assert entries["TENT"]["TENT"].text == ""
 
 
 def test_a_round_is_told_by_transfer_forgetting_and_the_worst(cell, runs_dir):
@@ -85,14 +85,14 @@ def test_a_round_is_told_by_transfer_forgetting_and_the_worst(cell, runs_dir):
     assert values["transfer"] == pytest.approx(((40 - 30) + (40 - 80)) / 2)
     assert values["forgetting"] == pytest.approx(((30 - 20) + (80 - 40)) / 2)
     assert values["std"] == pytest.approx(np.std([40, 35, 55], ddof=1))
-    assert dict(table.lines)["tent"][-1].text == "55.0 (3)"
+    assert dict(table.lines)["TENT"][-1].text == "55.0 (3)"
 
 
 def test_clean_images_in_the_stream_show_what_was_forgotten(cell, runs_dir):
     cell("tent", [{"clean": 0.1, "fog": 0.4}, {"clean": 0.3, "fog": 0.4}], n=20)
     table = stability_table(load(runs_dir))
     assert table.header[-2:] == ("clean, first round", "clean, last round")
-    assert [entry.text for entry in dict(table.lines)["tent"][-2:]] == ["10.0", "30.0"]
+    assert [entry.text for entry in dict(table.lines)["TENT"][-2:]] == ["10.0", "30.0"]
 
 
 def probe(step, domain, accuracy):
@@ -107,7 +107,7 @@ def test_accuracy_on_source_images_is_told_before_along_and_after(cell, runs_dir
     table = forgetting_table(load(runs_dir))
     assert table.header == ("method", "before", "after fog", "after snow", "lowest", "forgotten")
     texts = {label: [entry.text for entry in line] for label, line in table.lines}
-    assert texts == {"tent": ["90.0", "81.0", "85.0", "81.0", "+5.0"]}
+    assert texts == {"TENT": ["90.0", "81.0", "85.0", "81.0", "+5.0"]}
 
 
 def test_rounds_that_were_probed_stand_one_by_one(cell, runs_dir):
@@ -169,8 +169,8 @@ def test_calibration_is_averaged_over_domains_and_the_least_is_best(cell, runs_d
     table = calibration_table(load(runs_dir))
     assert table.frame["ece"].to_dict() == {"tent": 7, "sar": 5}
     lines = dict(table.lines)
-    assert (lines["sar"][0].text, lines["sar"][0].best) == ("5.0", True)
-    assert lines["tent"][1].text == "0.700"
+    assert (lines["SAR"][0].text, lines["SAR"][0].best) == ("5.0", True)
+    assert lines["TENT"][1].text == "0.700"
 
 
 def test_the_protocols_stand_side_by_side(cell, runs_dir):
@@ -179,8 +179,13 @@ def test_the_protocols_stand_side_by_side(cell, runs_dir):
     table = protocol_table(load(runs_dir))
     assert sorted(table.frame["batch size"]) == ["10", "20"]
     assert sorted(table.frame["cells done"]) == ["0/1", "1/1"]
-    assert table.header == ("protocol", "batch size", "metric", "seeds", "cells done")
-    assert "Of all: benchmark mini_c; setting continual; severity 5;" in table.caption
+    assert table.header == (
+        "protocol", "weights", "batch size", "metric", "seeds", "cells done"
+    )  # fmt: skip
+    assert (
+        "The same in all protocols: benchmark: mini_c; setting: Continual; severity: 5;"
+        in table.caption
+    )
 
 
 def test_seeds_stand_one_by_one_and_a_missing_one_is_a_dash(cell, runs_dir):
@@ -188,8 +193,8 @@ def test_seeds_stand_one_by_one_and_a_missing_one_is_a_dash(cell, runs_dir):
     cell("tent", {"a": 0.4}, seed=1)
     cell("sar", {"a": 0.3}, seed=0)
     lines = dict(seed_table(load(runs_dir)).lines)
-    assert [entry.text for entry in lines["tent"]] == ["20.0", "40.0"]
-    assert [entry.text for entry in lines["sar"]] == ["30.0", "–"]
+    assert [entry.text for entry in lines["TENT"]] == ["20.0", "40.0"]
+    assert [entry.text for entry in lines["SAR"]] == ["30.0", "–"]
 
 
 def test_the_front_holds_what_nothing_beats():

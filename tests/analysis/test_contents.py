@@ -61,9 +61,9 @@ def test_one_file_adds_a_table_and_a_figure_at_their_places(cell, runs_dir, plug
     report = write_report(runs_dir)
     assert pd.read_csv(runs_dir / "report/tables/gap.csv")["gap"].tolist() == [20]
     page = report.page.read_text()
-    assert page.index("mini_c, continual") < page.index("How far domains are apart.")
+    assert page.index("mini_c, Continual") < page.index("How far domains are apart.")
     assert page.index("How far domains are apart.") < page.index("Calibration:")
-    assert page.index("How far domains are apart: ") < page.index("Mean by method; the")
+    assert page.index("How far domains are apart: ") < page.index("Mean of each method; dashed")
     assert len([path for path in report.figure_files if path.stem.endswith("-gap")]) == 3
 
 

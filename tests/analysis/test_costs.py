@@ -24,7 +24,7 @@ def test_time_is_relative_to_tent_over_the_means_of_seeds(runs_dir, cell):
     assert table.frame["time"].to_dict() == {"source": 0.2, "tent": 1.0, "cotta": 3.5}
     assert table.frame.loc["cotta", "forward"] == 11.7
     printed = dict(table.lines)
-    assert [entry.text for entry in printed["cotta"]] == [
+    assert [entry.text for entry in printed["CoTTA"]] == [
         "864",
         "0 B",
         "11.70",
@@ -38,7 +38,7 @@ def test_without_tent_the_time_is_missing_and_a_footnote_says_why(runs_dir, cell
     cell("source", RATES)
     table = the_table(runs_dir)
     assert np.isnan(table.frame.loc["source", "time"])
-    assert any("No finished run of TENT" in note for note in table.footnotes)
+    assert any("no finished run of TENT" in note for note in table.footnotes)
 
 
 def test_times_of_two_devices_are_told_apart(runs_dir, cell):
@@ -60,7 +60,7 @@ def test_what_is_read_of_the_source_data_ends_each_line(runs_dir, cell):
     table = the_table(runs_dir)
     assert table.header[-1] == "source data"
     assert {label: entries[-1].text for label, entries in table.lines} == {
-        "source": "–", "eata": "unlabelled",
+        "Source": "–", "EATA": "unlabelled",
     }  # fmt: skip
 
 

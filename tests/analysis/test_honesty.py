@@ -1,4 +1,4 @@
-"""What a reader may not be misled by: absent classes, holes, smoothing, severities."""
+"""What could mislead a reader: absent classes, missing cells, smoothing, severities."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_right_answers_in_a_domain_of_three_classes_are_no_error_in_any_mean(cel
     assert runs.domains.set_index("domain")["classes"].to_dict() == {"fog": 3, "snow": 10}
     table = main_table(runs)
     assert table.frame.loc["source", "mean"] == 0
-    assert "Classes that occur, of 10: fog 3 (7 absent)." in notes(table)
+    assert "Not all 10 classes occur in every domain: fog has 3 (7 absent)." in notes(table)
 
 
 def test_a_class_mean_weighs_the_classes_that_occur_alike(cell, runs_dir):
@@ -50,13 +50,13 @@ def test_a_class_mean_weighs_the_classes_that_occur_alike(cell, runs_dir):
 
 def test_domains_with_all_classes_need_no_note(cell, runs_dir):
     cell("tent", RATES)
-    assert "Classes that occur" not in notes(main_table(load(runs_dir)))
+    assert "classes occur" not in notes(main_table(load(runs_dir)))
 
 
-# -- holes
+# -- missing cells
 
 
-def test_each_hole_has_a_mark_a_reason_and_its_command_and_junk_is_named(cell, runs_dir):
+def test_each_missing_cell_has_a_mark_a_reason_and_its_command_and_junk_is_named(cell, runs_dir):
     cell("source", RATES)
     (cell("tent", RATES, seed=0) / "result.json").unlink()  # deleted: all batches are there
     cell("tent", RATES, seed=1)
@@ -71,21 +71,21 @@ def test_each_hole_has_a_mark_a_reason_and_its_command_and_junk_is_named(cell, r
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     for words in (
-        "tent seed 0 (incomplete: stopped after batch 10 of 10)",
-        "sar seed 0 (failed: out of memory)",
-        "cotta seed 0 (running: at batch 5 of 10)",
-        "source seed 1 (not run)",
-        "`ctta-bench grid trial.yaml` fills them",
-        "Not in this table, for they ran under another protocol: eata (severity).",
+        "TENT, seed 0 (incomplete: stopped after batch 10 of 10)",
+        "SAR, seed 0 (failed: out of memory)",
+        "CoTTA, seed 0 (running: at batch 5 of 10)",
+        "Source, seed 1 (not run)",
+        "Run them with `ctta-bench grid trial.yaml`.",
+        "Not in this table, because run under another protocol: EATA (severity).",
         "old stuff: not a run folder",
     ):
         assert words in said
     (group,) = (g for g in load(runs_dir).groups() if "tent" in set(g.cells["method"]))
     lines = {label: [entry.text for entry in line] for label, line in main_table(group).lines}
-    assert lines["sar"] == ["–", "–", "–", "–", "0/1"]
-    assert lines["cotta"] == ["–", "–", "–", "–", "0/1"]
-    assert lines["tent"][-1] == "1/2"  # its mean is of the seed that is there, and says so
-    assert "– Missing: " in notes(main_table(group))
+    assert lines["SAR"] == ["–", "–", "–", "–", "0/1"]
+    assert lines["CoTTA"] == ["–", "–", "–", "–", "0/1"]
+    assert lines["TENT"][-1] == "1/2"  # its mean is of the seed that is there, and says so
+    assert "– Missing cells: " in notes(main_table(group))
 
 
 # -- what a curve shows
@@ -123,10 +123,10 @@ def test_a_curve_says_its_window_and_unit_and_marks_borders_and_resets(stream):
     assert axes.get_ylabel() == "error in % (mean of the last 2 batches in the domain)"
     assert axes.get_xlabel() == "images seen"
     texts = [text.get_text().strip() for text in axes.texts]
-    assert texts.count("gaussian") == texts.count("fog") == 3
+    assert texts.count("gaussian noise") == texts.count("fog") == 3
     assert [text for text in texts if text.startswith("round")] == ["round 1", "round 2", "round 3"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["sar", "reset"]
+    assert legend == ["SAR", "reset"]
     drawn_lines = (line for line in axes.lines if len(line.get_xdata()))
     (ring,) = (line for line in drawn_lines if line.get_markerfacecolor() == "white")
     assert ring.get_xdata().tolist() == [310]  # behind the 31st batch of ten images
@@ -143,7 +143,7 @@ def test_severities_are_groups_of_their_own_and_a_mean_over_them_says_so(cell, r
             cell("tent", {"fog": 0.05 * severity}, severity=severity)
     runs = load(runs_dir)
     assert [len(group.cells) for group in runs.groups()] == [2, 2, 2, 2, 1]
-    assert "severity 3: model" in main_table(runs.groups()[2]).caption
+    assert "severity 3 – mini_vit" in main_table(runs.groups()[2]).caption
     (table,) = severity_tables(runs)
     assert table.header[1:] == (*(f"severity {k}" for k in range(1, 6)), "severities 1–5")
     assert table.frame.loc["source", "severities 1–5"] == pytest.approx(30)

@@ -168,7 +168,7 @@ def test_bars_run_from_0_to_1_and_the_raw_values_are_kept(runs, tmp_path):
     assert (panels["min"] == 0).all()
     assert (panels["max"] == 1).all()
     assert bars[bars["label"] == "PAID (2) direction"]["bar"].tolist()[:3] == [
-        "gaussian",
+        "gaussian_noise",
         "fog",
         "semantic, free",
     ]
@@ -261,7 +261,7 @@ def test_what_cannot_be_drawn_is_said_and_takes_nothing_from_the_report(write, r
 
     keep(write(runs_dir, "paid", RATES), network(), "last")
     found = visualisations(load(runs_dir), runs_dir, draw_attention)
-    assert [part.title for part in found] == ["Geometry left out", "Attention left out"]
+    assert [part.title for part in found] == ["Geometry left out", "Attention maps left out"]
     assert "run source with --keep-models last" in found[0].text
     assert found[1].text == "this network has no attention."
 
@@ -282,7 +282,7 @@ def test_the_five_settings_are_drawn_beside_source_with_their_numbers(write, run
     paths = settings_figure(load(runs_dir), tmp_path / "settings")
     drawn = pd.read_csv(paths[2], index_col="setting")
     assert list(drawn.index) == ["source", "PAID (1) magnitude", "PAID (5) magnitude, rotation"]
-    assert drawn.loc["PAID (1) magnitude", ["gaussian", "fog", "snow", "mean"]].tolist() == [
+    assert drawn.loc["PAID (1) magnitude", ["gaussian_noise", "fog", "snow", "mean"]].tolist() == [
         45,
         30,
         15,

@@ -60,7 +60,7 @@ def test_a_row_tells_medians_and_how_far_they_lie_apart() -> None:
 
     assert table.frame.loc["tent", "to_bound"] == 1.05
     assert np.isnan(table.frame.loc["source", "to_reference"])
-    tent = dict(zip(table.header[1:], dict(table.lines)["tent"], strict=True))
+    tent = dict(zip(table.header[1:], dict(table.lines)["TENT"], strict=True))
     assert {head: entry.text for head, entry in tent.items()} == {
         "learnable": "38,400",
         "extra": "0",
@@ -81,7 +81,7 @@ def test_a_row_tells_medians_and_how_far_they_lie_apart() -> None:
 def test_a_record_from_before_source_data_was_noted_is_read() -> None:
     old = row("tent")
     del old["source_access"]
-    assert dict(measured_table(record(methods=[old])).lines)["tent"][-1].text == "–"
+    assert dict(measured_table(record(methods=[old])).lines)["TENT"][-1].text == "–"
 
 
 def test_random_weights_are_told() -> None:

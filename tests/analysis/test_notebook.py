@@ -27,7 +27,7 @@ def test_the_notebook_runs_from_top_to_bottom(some_runs, capsys):
         exec(compile(code, "analysis.ipynb", "exec"), names)
     assert set(names["values"]["method"]) == {"source", "tent", "cotta"}
     assert names["by_seed"]["tent"].tolist() == pytest.approx([40, 40])
-    assert "| cotta |" in capsys.readouterr().out
+    assert "| CoTTA |" in capsys.readouterr().out
 
 
 def test_the_example_of_the_page_runs(some_runs, capsys):

@@ -54,17 +54,17 @@ def test_iou_by_class_is_tabled_for_each_domain_with_the_count_in_the_mean(stree
     streets("source", {"fog": [HALF], "night": [ONLY_PREDICTED]})
     streets("tent", {"fog": [RIGHT], "night": [RIGHT]})
     overall, fog, night = class_tables(load(runs_dir))
-    assert texts(fog, "source") == {
+    assert texts(fog, "Source") == {
         "road": "50.0", "sky": "66.7", "person": "–", "train": "–", "mIoU": "58.3", "classes": "2",
     }  # fmt: skip
-    assert texts(night, "source")["train"] == "0.0"
-    assert texts(night, "source")["classes"] == "3"
-    assert texts(night, "source")["mIoU"] == "50.0"
+    assert texts(night, "Source")["train"] == "0.0"
+    assert texts(night, "Source")["classes"] == "3"
+    assert texts(night, "Source")["mIoU"] == "50.0"
     # Over both domains where there is one: road 50 and 100, train in the night alone.
     assert overall.frame.loc["source", ["road", "train"]].tolist() == [75, 0]
     assert overall.frame.loc["source", "mIoU"] == pytest.approx((175 / 3 + 50) / 2)
     assert np.isnan(overall.frame.loc["source", "person"])
-    assert dict(fog.lines)["tent"][0].best
+    assert dict(fog.lines)["TENT"][0].best
 
 
 def test_a_column_of_equals_has_no_best(streets, runs_dir):
@@ -139,7 +139,7 @@ def test_pictures_that_not_all_kept_are_left_out_and_said(streets, runs_dir, tmp
     streets("sar", maps, pictures=False)
     ((text, paths),) = picture_figures(load(runs_dir), tmp_path / "streets")
     assert set(pd.read_csv(paths[2])["picture"]) == {1}
-    assert text.endswith("(not shown: sar)")
+    assert text.endswith("(not shown: SAR)")
 
 
 def test_the_page_has_classes_and_pictures(streets, runs_dir):
@@ -164,26 +164,26 @@ def test_the_paper_stands_beside_our_acdc_with_its_errata(streets, runs_dir):
     acdc(streets, ("source", "paid", "pseudo_label", "sar"))
     runs = load(runs_dir)
     table = with_paper(main_table(runs), runs)
-    assert texts(table, "paid")["paper"] == "62.2"
-    assert texts(table, "paid")["paper gain"] == "+5.5"
-    assert texts(table, "sar")["paper gain"] == "+0.3"
-    assert texts(table, "pseudo_label")["paper"] == "–"
+    assert texts(table, "PAID")["paper"] == "62.2"
+    assert texts(table, "PAID")["paper gain"] == "+5.5"
+    assert texts(table, "SAR")["paper gain"] == "+0.3"
+    assert texts(table, "Pseudo-label")["paper"] == "–"
     notes = "\n".join(table.footnotes)
     assert (
-        "Erratum of the paper, paid: mean: 62.2 is printed, its printed cells give 61.9." in notes
+        "Erratum of the paper, PAID: mean: 62.2 is printed, the printed cells give 61.9." in notes
     )
-    assert "sar: 67.8 for snow in round 2 is most likely a slip for 57.8" in notes
+    assert "SAR: 67.8 for snow in round 2 is most likely a slip for 57.8" in notes
     assert "not measured here" in notes
-    assert "Erratum of the paper, source" not in notes
+    assert "Erratum of the paper, Source" not in notes
 
 
 def test_the_paper_is_quoted_by_round_and_condition(streets, runs_dir):
     acdc(streets)
     table = paper_table(load(runs_dir))
-    assert [label for label, _ in table.lines] == ["source", "source, paper", "paid", "paid, paper"]
+    assert [label for label, _ in table.lines] == ["Source", "Source, paper", "PAID", "PAID, paper"]
     quoted = dict(zip(table.heads[1:], table.frame.loc["paid, paper"], strict=True))
-    assert quoted["round 1 fog"] == 69.6
-    assert quoted["round 3 night"] == 46.9
+    assert quoted["round 1 Fog"] == 69.6
+    assert quoted["round 3 Night"] == 46.9
     assert quoted["round 2 mean"] == 61.7
     assert quoted["all rounds mean"] == 62.2
     assert table.frame.loc["paid", "round 1 fog"] == pytest.approx(175 / 3)
@@ -195,7 +195,7 @@ def test_another_protocol_has_no_numbers_in_the_paper(streets, runs_dir, other):
     runs = load(runs_dir)
     assert paper_numbers(runs) is None
     assert paper_table(runs) is None
-    assert "The paper has no numbers for cityscapes_acdc" in "".join(
+    assert "The paper has no numbers for Cityscapes → ACDC" in "".join(
         with_paper(main_table(runs), runs).footnotes
     )
 
@@ -205,13 +205,13 @@ def test_a_row_told_apart_by_its_hyperparameters_has_no_number_in_the_paper(stre
         acdc(streets, ("paid",), hyperparameters={"rank": rank})
     runs = load(runs_dir)
     table = with_paper(main_table(runs), runs)
-    assert texts(table, "paid rank=2")["paper"] == "–"
+    assert texts(table, "PAID (rank=2)")["paper"] == "–"
 
 
 def test_a_report_against_the_paper_says_so_and_nothing_else_is_known(streets, runs_dir):
     acdc(streets)
     report = write_report(runs_dir, against="paper")
     assert any(path.name.endswith("-paper.tex") for path in report.table_files)
-    assert "Beside the paper" in report.page.read_text()
-    with pytest.raises(ConfigError, match="'peer': there is 'paper' alone"):
+    assert "Compared with the paper" in report.page.read_text()
+    with pytest.raises(ConfigError, match="'peer': choose 'paper'"):
         write_report(runs_dir, against="peer")

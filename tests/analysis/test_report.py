@@ -36,12 +36,12 @@ def own_report(write, runs_dir):
 
 def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
-    assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv"}
+    assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv", ".bib"}
     assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
     kinds = ["calibration", "cost", "domain", "protocols", "seeds", "significance"]
-    stems = {path.stem.rpartition("-")[2] for path in report.table_files}
+    stems = {path.stem.rpartition("-")[2] for path in report.table_files} - {"references"}
     assert sorted(stems - {report.tables[0].name.rpartition("-")[2]}) == kinds
-    assert len(report.table_files) == 7 * 3
+    assert len(report.table_files) == 7 * 3 + 1
     assert len(report.figure_files) == 2 * 3
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
@@ -60,13 +60,31 @@ def test_the_page_needs_nothing_from_outside(report):
 def test_the_page_tells_results_states_settings_and_what_was_left_out(report):
     page = report.page.read_text()
     assert (
-        "tent has the lowest error, 30.0 %; the source model without adaptation has 50.0 %" in page
+        "TENT has the lowest error, 30.0 %; the source model without adaptation has 50.0 %" in page
     )
-    assert "4 done, 1 incomplete; 1 left out" in page
+    assert "4 done, 1 incomplete. 1 left out" in page
     assert "lr=0.001" in page
     assert "torch 2.6.0" in page
-    assert "<code>ctta-bench grid trial</code>" in page
+    assert "<code>ctta-bench grid trial.yaml</code>" in page
     assert "<code>trial/junk</code>: not a run folder" in page
+
+
+def test_references_are_those_of_the_methods_in_the_tables(report):
+    (file,) = (path for path in report.table_files if path.suffix == ".bib")
+    assert re.findall(r"@\w+\{(\w+),", file.read_text()) == ["wang2021tent"]
+
+
+def test_titles_and_captions_have_no_hash_and_sections_of_one_title_a_number(cell, runs_dir):
+    for sha in ("a" * 64, "b" * 64):
+        cell("tent", RATES, sha=sha)
+        cell("source", SOURCE, sha=sha)
+    report = write_report(runs_dir)
+    titles = re.findall(r"<h2 id=[^>]*>(.*?)</h2>", report.page.read_text())
+    title = "mini_c, Continual, severity 5 – mini_vit"
+    assert titles[:2] == [f"{title} (protocol 1)", f"{title} (protocol 2)"]
+    captions = re.findall(r'<p class="soft">(.*?)</p>', report.page.read_text(), re.DOTALL)
+    assert [text for text in (*titles, *captions) if re.search(r"aaaaaaaa|bbbbbbbb", text)] == []
+    assert not any("normalisation: true" in text.lower() for text in captions)
 
 
 def test_names_are_escaped_on_the_page(report):
@@ -134,7 +152,7 @@ def test_a_directory_of_unusable_cells_says_why(cell, runs_dir):
         write_report(runs_dir)
 
 
-def test_a_report_of_unfinished_cells_alone_is_a_page_of_holes(cell, runs_dir):
+def test_a_report_of_unfinished_cells_alone_is_a_page_of_missing_cells(cell, runs_dir):
     cell("tent", RATES, unfinished=True)
     report = write_report(runs_dir)
     assert report.figure_files == []

@@ -66,16 +66,19 @@ def test_a_pixel_without_a_valid_prediction_is_wrong_for_its_label_alone(streets
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: r["rounds"][0]["domains"][0].update(pixels=3), "3 pixels in 1 images by"),
-        (lambda r: r["rounds"][0]["domains"][0].update(n=2), "4 pixels in 2 images by"),
-        (lambda r: r["rounds"][0]["domains"][0].update(miou=60.0), "a miou of 60.0 %, its counts"),
-        (lambda r: r["rounds"][0]["domains"][0].update(miou=None), "a miou of None"),
-        (lambda r: r.update(mean=50.0), "a mean of 50.0, its domains 58.33"),
-        (lambda r: r.update(mean=None), "a mean of None"),
+        (lambda r: r["rounds"][0]["domains"][0].update(pixels=3), "3 pixels in 1 images in"),
+        (lambda r: r["rounds"][0]["domains"][0].update(n=2), "4 pixels in 2 images in"),
+        (
+            lambda r: r["rounds"][0]["domains"][0].update(miou=60.0),
+            "miou is 60.0 % in result.json, but 58.33 %",
+        ),
+        (lambda r: r["rounds"][0]["domains"][0].update(miou=None), "miou is None"),
+        (lambda r: r.update(mean=50.0), "the mean is 50.0 in result.json, but 58.33"),
+        (lambda r: r.update(mean=None), "the mean is None"),
         (lambda r: r.update(classes=["road"]), "4 classes, result.json 1"),
         (
             lambda r: r.update(metric="error"),
-            "is in error, the benchmark of cell.yaml is scored by",
+            "the metric of result.json is error, that of the benchmark",
         ),
         (lambda r: r.update(metric="dice"), "the metric 'dice'"),
     ],
@@ -91,7 +94,7 @@ def test_a_domain_without_a_labelled_pixel_is_not_in_the_mean_and_is_named(stree
     streets("tent", {"fog": [RIGHT], "night": [UNLABELLED]})
     table = main_table(load(runs_dir))
     assert table.frame.loc["source", "mean"] == pytest.approx(HALF_MIOU)
-    assert entry(table, "source", "night") == "n/a"
+    assert entry(table, "Source", "night") == "n/a"
     assert any("no labelled pixel in night" in note for note in table.footnotes)
     assert table.frame.loc["tent", "gain"] == pytest.approx(100 - HALF_MIOU)
 
@@ -103,19 +106,19 @@ def test_higher_is_better_for_order_marks_and_gain(streets, runs_dir):
     table = main_table(load(runs_dir))
     assert list(table.frame.index) == ["source", "better", "worse"]
     assert dict(table.lines)["better"][0].best
-    assert dict(table.lines)["source"][0].second
+    assert dict(table.lines)["Source"][0].second
     assert entry(table, "better", "gain") == "+50.0"
     assert entry(table, "worse", "gain") == "−50.0"
     assert "MIoU" not in table.caption
     assert "mIoU in % (higher is better)" in table.caption
-    assert "gain is method minus source" in table.caption
+    assert "Gain: method minus source" in table.caption
 
 
 def test_the_caption_states_scale_inference_and_batch_size(streets, runs_dir):
     streets("source", [{"fog": [HALF]}] * 3, scale=(540, 960))
     caption = main_table(load(runs_dir)).caption
     for part in (
-        "streets_mini, continual: model segformer_b0 (weights cccccccc)",
+        "streets_mini, Continual – SegFormer-B0",
         "batch size 1",
         "3 rounds",
         "seed 0",
@@ -148,7 +151,7 @@ def test_rounds_and_domains_stand_in_one_table_as_papers_print_it(streets, runs_
     )
     assert table.spans == (("", 1), ("round 1", 3), ("round 2", 3), ("all rounds", 2))
     first = (HALF_MIOU + 100) / 2
-    assert entry(table, "source", "round 1 fog") == f"{HALF_MIOU:.1f}"
+    assert entry(table, "Source", "round 1 fog") == f"{HALF_MIOU:.1f}"
     assert table.frame.loc["source", "round 1"] == pytest.approx(first)
     assert table.frame.loc["source", "mean"] == pytest.approx((first + 100) / 2)
     assert r"& \multicolumn{3}{c}{round 1} & \multicolumn{3}{c}{round 2} &" in table.to_latex()
@@ -226,9 +229,12 @@ def test_the_table_of_significance_says_which_sign_is_good(streets, runs_dir):
     streets("source", {"fog": noisy(0.4, 1)})
     streets("tent", {"fog": noisy(0.1, 2)})
     table = significance_table(load(runs_dir))
-    assert "mean mIoU in points (positive: the method is better)" in table.caption
+    assert (
+        "mean mIoU of the method minus that of Source, in points (positive: the method is better)"
+        in table.caption
+    )
     assert table.frame.loc["tent", "difference"] > 0
-    assert dict(table.lines)["tent"][0].best
+    assert dict(table.lines)["TENT"][0].best
 
 
 def test_classification_and_segmentation_are_never_averaged_together(streets, cell, runs_dir):
@@ -246,8 +252,8 @@ def test_classification_and_segmentation_are_never_averaged_together(streets, ce
         "error", "class_error", "ece", "nll", "brier",
     }  # fmt: skip
     page = report.page.read_text()
-    assert "tent has the lowest error, 20.0 %" in page
-    assert "tent has the highest mIoU, 100.0 %" in page
+    assert "TENT has the lowest error, 20.0 %" in page
+    assert "TENT has the highest mIoU, 100.0 %" in page
 
 
 def test_an_unfinished_cell_of_segmentation_knows_its_metric(streets, runs_dir):

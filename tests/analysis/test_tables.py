@@ -3,8 +3,9 @@ import pytest
 
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.table.rows import domain_labels
-from ctta_bench.analysis.table.table import Entry, Table
+from ctta_bench.analysis.table.table import Entry, Table, citation_keys
 from ctta_bench.analysis.tables.main import main_table, round_table, significance_table, tables
+from ctta_bench.registry import METHODS
 
 SOURCE = {"gaussian_noise": 0.6, "fog": 0.4}
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
@@ -28,8 +29,8 @@ def test_means_and_gains_follow_from_the_domains(cell, runs_dir):
     cell("source", SOURCE)
     cell("tent", RATES)
     frame = only_table(runs_dir).frame
-    assert list(frame.columns) == ["gaussian", "fog", "mean", "std", "gain", "seeds"]
-    assert frame.loc["tent", ["gaussian", "fog", "mean", "gain"]].tolist() == [40, 20, 30, 20]
+    assert list(frame.columns) == ["gaussian_noise", "fog", "mean", "std", "gain", "seeds"]
+    assert frame.loc["tent", ["gaussian_noise", "fog", "mean", "gain"]].tolist() == [40, 20, 30, 20]
     assert frame.loc["source", "mean"] == 50
     assert frame.dtypes.map(lambda kind: kind.kind).isin(["f", "i"]).all()
 
@@ -40,7 +41,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_sample_deviation(cell, runs_
     table = only_table(runs_dir)
     assert table.frame.loc["tent", "mean"] == pytest.approx(30)
     assert table.frame.loc["tent", "std"] == pytest.approx(np.sqrt(200))
-    assert entry(table, "tent", "mean").text == "30.0 ± 14.1"
+    assert entry(table, "TENT", "mean").text == "30.0 ± 14.1"
     assert "seeds 0, 1" in table.caption
 
 
@@ -59,10 +60,10 @@ def test_an_unfinished_method_shows_dashes_its_reason_and_the_command(cell, runs
     cell("source", SOURCE)
     cell("tent", RATES, unfinished=True)
     table = only_table(runs_dir)
-    assert table.frame.loc["tent", ["gaussian", "fog", "mean", "gain"]].isna().all()
-    assert entry(table, "tent", "mean").text == "–"
-    assert "tent seed 0 (incomplete: stopped after batch 5 of 10)" in notes(table)
-    assert "`ctta-bench grid trial`" in notes(table)
+    assert table.frame.loc["tent", ["gaussian_noise", "fog", "mean", "gain"]].isna().all()
+    assert entry(table, "TENT", "mean").text == "–"
+    assert "TENT, seed 0 (incomplete: stopped after batch 5 of 10)" in notes(table)
+    assert "`ctta-bench grid trial.yaml`" in notes(table)
 
 
 def test_partly_done_seeds_are_counted_and_never_averaged_in(cell, runs_dir):
@@ -71,8 +72,8 @@ def test_partly_done_seeds_are_counted_and_never_averaged_in(cell, runs_dir):
     cell("sar", {"fog": 0.3}, seed=0)
     table = only_table(runs_dir)
     assert table.frame.loc["tent", "mean"] == 20
-    assert entry(table, "tent", "seeds").text == "1/2"
-    assert "sar seed 1 (not run)" in notes(table)
+    assert entry(table, "TENT", "seeds").text == "1/2"
+    assert "SAR, seed 1 (not run)" in notes(table)
 
 
 def test_a_missing_domain_makes_the_mean_missing(cell, runs_dir):
@@ -80,9 +81,9 @@ def test_a_missing_domain_makes_the_mean_missing(cell, runs_dir):
     runs = load(runs_dir)
     without_fog = runs.results[runs.results["domain"] != "fog"]
     table = main_table(type(runs)(runs.cells, without_fog, runs.domains, []))
-    assert table.frame.loc["tent", "gaussian"] == 40
+    assert table.frame.loc["tent", "gaussian_noise"] == 40
     assert np.isnan(table.frame.loc["tent", "mean"])
-    assert entry(table, "tent", "fog").text == "–"
+    assert entry(table, "TENT", "fog").text == "–"
 
 
 def test_rounds_are_averaged_and_shown_one_by_one(cell, runs_dir):
@@ -105,10 +106,11 @@ def test_other_weights_of_one_name_are_another_table(cell, runs_dir):
     cell("tent", RATES, sha="a" * 64)
     cell("tent", RATES, sha="b" * 64)
     first, second = tables(load(runs_dir))
-    assert {"weights aaaaaaaa" in first.caption, "weights aaaaaaaa" in second.caption} == {
+    assert {"weights aaaaaaaa" in notes(first), "weights aaaaaaaa" in notes(second)} == {
         True,
         False,
     }
+    assert first.caption == second.caption  # without a hash
     assert first.name != second.name
 
 
@@ -152,10 +154,10 @@ def test_rows_are_told_apart_by_what_differs(cell, runs_dir, first, second, labe
 def test_a_collapsed_domain_gets_a_dagger_and_a_footnote(cell, runs_dir):
     cell("tent", RATES, collapsed=["fog"])
     table = only_table(runs_dir)
-    assert entry(table, "tent", "fog") == Entry("90.0", flagged=True)
-    assert not entry(table, "tent", "gaussian").flagged
+    assert entry(table, "TENT", "fog") == Entry("90.0", flagged=True)
+    assert not entry(table, "TENT", "gaussian noise").flagged
     assert "† Collapsed" in notes(table)
-    assert "(tent: fog)" in notes(table)
+    assert "(TENT: fog)" in notes(table)
     assert "90.0†" in table.to_markdown()
 
 
@@ -163,11 +165,13 @@ def test_the_caption_states_the_protocol(cell, runs_dir):
     cell("tent", RATES)
     caption = only_table(runs_dir).caption
     for part in (
-        "mini_c, continual, severity 5: model mini_vit (weights aaaaaaaa)",
-        "pre-processing true (mean 0.5, std 0.5)",
-        "float32; batch size 20; 100 images per domain; 2 domains; 1 round; seed 0",
-        "order shuffled",
-        "Error in % (lower is better)",
+        "mini_c, Continual, severity 5 – mini_vit. ",
+        "Normalisation: the checkpoint's own (mean 0.5, std 0.5). ",
+        "float32, batch size 20, 100 images per domain, 2 domains, 1 round, seed 0. ",
+        "Other settings: order shuffled. ",
+        "Accuracy of the source model on its source domain: 91.2 %. ",
+        "Error in % (lower is better). Mean over domains. ",
+        "Bold: best of the column; underlined: second best.",
     ):
         assert part in caption
 
@@ -180,17 +184,19 @@ def test_what_departs_from_the_usual_is_a_footnote(cell, runs_dir):
     text = notes(only_table(runs_dir))
     assert "Pre-processing `lineage`" in text
     assert "Self-made, not the published files." in text
-    assert "not finite: tent seed 0: 3." in text
-    assert "by the method: sar seed 0: 2." in text
-    assert "The cells differ in torch: 2.6.0 (tent); 2.7.1 (sar)." in text
-    assert "The cells differ in attention: fused (tent); plain (sar)." in text
-    assert "Made with timm 1.0.15." in text
+    assert "not finite (TENT, seed 0: 3)." in text
+    assert "by the method itself (SAR, seed 0: 2)." in text
+    assert "The cells differ in torch: 2.6.0 (TENT); 2.7.1 (SAR)." in text
+    assert "The cells differ in attention: fused (TENT); plain (SAR)." in text
+    assert "Made with timm 1.0.15, weights aaaaaaaa" in text
 
 
 def test_another_order_of_images_is_a_footnote(cell, runs_dir, edit_json):
     cell("tent", RATES)
     edit_json(cell("sar", RATES) / "result.json", lambda r: r.update(order_sha256="another"))
-    assert "seed 0 did not see the images in the same order" in notes(only_table(runs_dir))
+    assert "With seed 0 the methods did not see the images in the same order" in notes(
+        only_table(runs_dir)
+    )
 
 
 def test_each_method_is_tested_against_source(cell, runs_dir):
@@ -202,8 +208,8 @@ def test_each_method_is_tested_against_source(cell, runs_dir):
     assert table.frame.loc["tent", "difference"] == pytest.approx(-20)
     assert table.frame.loc["tent", "p_holm"] == pytest.approx(2 * 2 / 2001)
     assert table.frame.loc["sar", ["difference", "p_holm"]].tolist() == [0, 1]
-    assert entry(table, "tent", "difference") == Entry("−20.0", best=True)
-    assert not entry(table, "sar", "difference").best
+    assert entry(table, "TENT", "difference") == Entry("−20.0", best=True)
+    assert not entry(table, "SAR", "difference").best
 
 
 def test_without_a_seed_in_common_nothing_is_tested(cell, runs_dir):
@@ -211,7 +217,7 @@ def test_without_a_seed_in_common_nothing_is_tested(cell, runs_dir):
     cell("tent", RATES, seed=1)
     table = significance_table(load(runs_dir))
     assert table.frame.loc["tent"].isna().all()
-    assert table.footnotes == ("tent: no finished seed in common with source.",)
+    assert table.footnotes == ("TENT: no finished seed in common with Source.",)
 
 
 def test_without_source_nothing_is_tested(cell, runs_dir):
@@ -224,10 +230,10 @@ def test_markdown_is_a_github_table(cell, runs_dir):
     cell("pseudo_label", RATES)
     lines = only_table(runs_dir).to_markdown().splitlines()
     assert lines[2:6] == [
-        "| method | gaussian | fog | mean | gain |",
+        "| method | gaussian noise | fog | mean | gain |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| source | <u>60.0</u> | <u>40.0</u> | <u>50.0</u> | 0.0 |",
-        "| pseudo_label | **40.0** | **20.0** | **30.0** | +20.0 |",
+        "| Source | <u>60.0</u> | <u>40.0</u> | <u>50.0</u> | 0.0 |",
+        "| Pseudo-label | **40.0** | **20.0** | **30.0** | +20.0 |",
     ]
 
 
@@ -247,12 +253,12 @@ def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
     for part in (
         r"\begin{table}",
         r"\toprule",
-        r"method & gaussian & fog & mean & gain & seeds \\",
-        r"source & \underline{60.0} & \underline{90.0}$^\dagger$ &",
-        r"tent & \textbf{40.0} & \textbf{20.0} & \textbf{30.0} & +45.0 & 1 \\",
-        r"pseudo\_label & -- & -- & -- & -- & 0/1 \\",
+        r"method & gaussian noise & fog & mean & gain & seeds \\",
+        r"Source & \underline{60.0} & \underline{90.0}$^\dagger$ &",
+        r"TENT & \textbf{40.0} & \textbf{20.0} & \textbf{30.0} & +45.0 & 1 \\",
+        r"Pseudo-label & -- & -- & -- & -- & 0/1 \\",
         r"Error in \% (lower is better)",
-        r"\texttt{ctta-bench grid trial}",
+        r"\texttt{ctta-bench grid trial.yaml}",
         r"\bottomrule",
         r"\end{table}",
     ):
@@ -261,9 +267,12 @@ def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
     assert text.isascii()
 
 
-def test_short_names_are_the_papers_unless_two_would_be_the_same():
-    assert domain_labels(["gaussian_noise", "jpeg_compression"]) == ["gaussian", "jpeg"]
-    assert domain_labels(["gaussian_noise", "gaussian"]) == ["gaussian_noise", "gaussian"]
+def test_domains_have_the_display_names_of_their_benchmark(cell, runs_dir):
+    cell("tent", RATES)
+    runs = load(runs_dir)
+    assert domain_labels(runs) == {"gaussian_noise": "gaussian noise", "fog": "fog"}
+    runs.cells["benchmark"] = "imagenet_c"
+    assert domain_labels(runs) == {"gaussian_noise": "Gaussian", "fog": "Fog"}
 
 
 def test_a_label_names_only_what_differs(cell, runs_dir):
@@ -274,3 +283,31 @@ def test_a_label_names_only_what_differs(cell, runs_dir):
     cell("paid", RATES, hyperparameters=common | {"warmup_epochs": 3})
     labels = set(only_table(runs_dir).frame.index)
     assert labels == {"paid", "paid side=output", "paid with warm-up"}
+
+
+def test_a_label_holds_the_display_name_and_in_brackets_what_differs(cell, runs_dir):
+    for preset, lr in (("paper", 0.1), ("paper", 0.2), ("code", 0.1)):
+        cell("pseudo_label", RATES, preset=preset, hyperparameters={"lr": lr})
+    table = only_table(runs_dir)
+    names = ["pseudo_label (code)", "pseudo_label (paper) lr=0.1", "pseudo_label (paper) lr=0.2"]
+    labels = ["Pseudo-label (code)", "Pseudo-label (paper, lr=0.1)", "Pseudo-label (paper, lr=0.2)"]
+    assert list(table.frame.index) == names
+    assert [label for label, _ in table.lines] == labels
+
+
+def test_methods_with_the_same_display_name_have_different_labels(cell, runs_dir, monkeypatch):
+    monkeypatch.setattr(METHODS, "display_name", lambda name: "Same")
+    cell("tent", RATES)
+    cell("sar", RATES)
+    assert {label for label, _ in only_table(runs_dir).lines} == {"Same [sar]", "Same [tent]"}
+
+
+def test_latex_cites_the_method_of_each_row_if_asked(cell, runs_dir):
+    cell("tent", RATES, preset="paper")
+    cell("tent", RATES, preset="code")
+    cell("my_method", RATES)
+    table = only_table(runs_dir)
+    assert "citep" not in table.to_latex()
+    text = table.to_latex(citation_keys(["tent", "my_method"]))
+    assert r"TENT~\citep{wang2021tent} (paper) & " in text
+    assert "\nmy\\_method & " in text

@@ -25,7 +25,7 @@ def test_a_table_is_printed_and_a_record_kept_that_a_report_shows(invoke: Invoke
     done = invoke("cost", "source", "tent", *ON_TOY, "--set", "benchmark.batch_size=5")
 
     assert done.exit_code == 0, done.output
-    for word in ("time / TENT", "time / bound", "memory / Source", "GFLOPs", "batches of 5"):
+    for word in ("time / TENT", "time / bound", "memory / Source", "GFLOPs", "batch size 5"):
         assert word in done.stdout
     file = Path("costs/cost-toy-toy_vit-5-cpu-float32.json")
     assert str(file) in done.stdout

@@ -1,10 +1,10 @@
-// Sorting and filtering of tables, and curves that can be moved through. Without this script the
-// page still shows every number and every figure.
+// Sorting and filtering of tables, and interactive curves. Without this script the page still
+// shows every number and every figure.
 "use strict";
 (() => {
   const UNITS = { B: 1, kB: 1e3, MB: 1e6 };
 
-  // The number that a cell shows: "30.4 ± 0.2", "−1.2", "1,024", "12.3 kB"; NaN for words.
+  // The number in a table cell: "30.4 ± 0.2", "−1.2", "1,024", "12.3 kB"; NaN for text.
   function number(text) {
     const plain = text.trim().replace("\u2212", "-").replace(/[[,†]/g, "").replace(/^</, "");
     const found = /^[-+]?\d+(\.\d+)?(e[-+]?\d+)?/i.exec(plain);
@@ -24,7 +24,7 @@
     head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     const body = table.tBodies[0];
     const rows = [...body.rows].map((row) => [row, row.cells[column].textContent.trim()]);
-    // What is missing stays at the end, whichever way the rest is sorted.
+    // Missing values stay at the end in both directions.
     const missing = ([, text]) => text === "" || text === "–" || text === "n/a";
     rows.sort((a, b) => {
       if (missing(a) || missing(b)) return missing(a) - missing(b);
@@ -68,8 +68,8 @@
   const DASHES = [[], [8, 3], [2, 3], [8, 3, 2, 3]];
   const SHOWN_AT_FIRST = 6;
 
-  function style(place, name) {
-    if (name === "source") return { colour: css("--soft"), dash: [] };
+  function style(place, line) {
+    if (line.source) return { colour: css("--soft"), dash: [] };
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const colours = dark ? DARK : LIGHT;
     return { colour: colours[place % 6], dash: DASHES[Math.floor(place / 6) % 4] };
@@ -79,7 +79,7 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
-  // Every other domain tinted, behind the curves.
+  // Every second domain has a tinted background.
   function drawBands(chart, bands) {
     const { ctx, bbox } = chart;
     ctx.save();
@@ -113,14 +113,14 @@
     const ink = css("--ink");
     const axis = { stroke: ink, grid: { stroke: css("--line"), width: 0.5 }, ticks: { show: false } };
     const series = data.lines.map((line, number) => {
-      const { colour, dash } = style(number, line.name);
+      const { colour, dash } = style(number, line);
       const show = number < SHOWN_AT_FIRST;
       return { label: line.name, stroke: colour, width: 1.6, dash, show, points: { show: false } };
     });
 
     const reset = (line, at) => (line.resets.includes(at) ? " (reset)" : "");
 
-    function tell(chart) {
+    function describe(chart) {
       const at = chart.cursor.idx;
       if (at == null) return;
       const values = data.lines
@@ -141,19 +141,19 @@
         cursor: { drag: { x: true, y: false } },
         axes: [{ ...axis, label: "images seen" }, { ...axis, label: data.axis }],
         series: [{ label: "images" }, ...series],
-        hooks: { drawClear: [(chart) => drawBands(chart, data.bands)], setCursor: [tell] },
+        hooks: { drawClear: [(chart) => drawBands(chart, data.bands)], setCursor: [describe] },
       },
       [data.x, ...data.lines.map((line) => line.y)],
       place,
     );
     const canvas = chart.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${data.axis} over images seen, a line per method`);
+    canvas.setAttribute("aria-label", `${data.axis} over images seen, one line per method`);
     chart.root.tabIndex = 0;
     chart.root.setAttribute("role", "group");
     chart.root.setAttribute(
       "aria-label",
-      "Curves: left and right arrow keys move along the stream, Home and End to its ends",
+      "Curves: the left and right arrow keys move along the stream, Home and End to its ends",
     );
     let at = 0;
     chart.root.addEventListener("keydown", (event) => {
@@ -166,14 +166,14 @@
       chart.setCursor({ left: chart.valToPos(data.x[at], "x"), top: 10 });
     });
     read.textContent =
-      "Move over the curves, or focus them and use the arrow keys; drag to zoom, double-click to reset." +
-      (data.every > 1 ? ` Every ${data.every}th batch is drawn.` : "");
+      "Move over the curves, or focus them and use the arrow keys. Drag to zoom, double-click to reset." +
+      (data.every > 1 ? ` One batch in ${data.every} is drawn.` : "");
 
     data.lines.forEach((line, number) => {
       const label = document.createElement("label");
       const box = document.createElement("input");
       const key = document.createElement("span");
-      const { colour, dash } = style(number, line.name);
+      const { colour, dash } = style(number, line);
       box.type = "checkbox";
       box.checked = series[number].show;
       key.className = "key";
@@ -186,7 +186,7 @@
     new ResizeObserver(() => chart.setSize({ width: width(), height: 340 })).observe(holder);
   }
 
-  // A link to something folded away opens it.
+  // A link to something inside a closed element opens the element.
   function openTarget() {
     let node = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     for (; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
