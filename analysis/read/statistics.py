@@ -1,14 +1,17 @@
-"""Do two methods differ? A paired bootstrap over test images, and Holm's correction."""
+"""Do two methods differ, and how sure is an error? The error model on finished cells; Holm.
+
+The model is in `error_model`: test images and seeds are samples, domains are fixed.
+"""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ctta_bench.analysis.read.error_model import Estimate, combined, estimate, image_scores
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.analysis.read.predictions import read_predictions, read_segmented
 from ctta_bench.errors import RunError
@@ -17,52 +20,53 @@ from ctta_bench.scoring.confusion import SegmentedImages
 from ctta_bench.scoring.metric import Metric
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.integer]
+Folders = Sequence[Path | str]
 RESAMPLES = 2000
 
 
-@dataclass(frozen=True)
-class PairedDifference:
-    """The mean of a minus that of b in points, the bounds of its 95 % interval, and the p-value."""
+class Values(NamedTuple):
+    """A cell's value of each image, averaged over rounds: [n] each, by domain, then index."""
 
-    difference: float
-    low: float
-    high: float
-    p: float
+    domain: Integers
+    index: Integers
+    value: Floats
 
 
-def paired_bootstrap(
-    runs_a: Sequence[Path | str],
-    runs_b: Sequence[Path | str],
-    *,
-    metric: str = "error",
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> PairedDifference:
-    """Difference in the mean of a metric, resampling the images within each domain.
+def paired_difference(
+    runs_a: Folders, runs_b: Folders, *, metric: str = "error", same_images: bool = True
+) -> Estimate:
+    """Mean of a minus mean of b, in points, with its error over test images and seeds.
 
-    Example: `paired_bootstrap([tent_folder], [source_folder]).p`
+    runs_a, runs_b: the finished cell folders of two methods, one per seed, in the same order of
+    seeds. same_images: whether an index is the same photograph in every domain. An image's value
+    is averaged over rounds; domains weigh equally. Raises RunError if the two did not see the same
+    images.
 
-    runs_a, runs_b: the finished cell folders of a method, one per seed. An image is an index
-    within a domain; its repetitions in rounds and seeds stay together. All domains have the same
-    weight. For a mean over images (`error`), the value of an image is averaged over rounds and
-    seeds before it is drawn. For sums (`miou`), the confusion matrices of the drawn images are
-    summed, and the mIoU of each domain is computed again for each round and seed. p is two-sided:
-    twice the share of resamples on the wrong side of zero, with one added to both counts. It is
-    about other images of the same kind, not about other seeds.
-
-    Raises RunError if the two did not see the same images.
+    Example: `paired_difference(["runs/tent-0"], ["runs/source-0"]).high < 0` if TENT's error is
+    lower beyond doubt.
     """
-    generator = np.random.default_rng(seed)
-    resampled = _resampled_sums if (of := metric_named(metric)).from_sums else _resampled_means
-    difference, means = resampled(of, runs_a, runs_b, resamples, generator)
-    low, high = np.percentile(means, [2.5, 97.5])
-    wrong_side = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
-    return PairedDifference(
-        difference=difference,
-        low=float(low),
-        high=float(high),
-        p=min(1.0, 2 * (1 + int(wrong_side)) / (resamples + 1)),
-    )
+    of = metric_named(metric)
+    if of.from_sums:
+        return _sums_difference(runs_a, runs_b, same_images)
+    a, b = ([_values(of, run) for run in runs] for runs in (runs_a, runs_b))
+    for ours, theirs in zip(a, b, strict=True):
+        if not _same_keys(ours, theirs):
+            _refuse(runs_a, runs_b)
+    pairs = zip(a, b, strict=True)
+    differences = [Values(x.domain, x.index, x.value - y.value) for x, y in pairs]
+    return _mean(differences, same_images).scaled(of.factor)
+
+
+def mean_estimate(runs: Folders, *, metric: str = "error", same_images: bool = True) -> Estimate:
+    """The mean of a method over domains, in %, with its error over test images and seeds.
+
+    runs: its finished cell folders, one per seed.
+    """
+    of = metric_named(metric)
+    if of.from_sums:
+        return _sums_difference(runs, None, same_images)
+    return _mean([_values(of, run) for run in runs], same_images).scaled(of.factor)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -75,132 +79,96 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def _check_same_images(
-    runs_a: Sequence[Path | str],
-    runs_b: Sequence[Path | str],
-    images_a: Mapping[int, npt.NDArray[Any]],
-    images_b: Mapping[int, npt.NDArray[Any]],
-) -> None:
-    """Raise RunError if the image numbers (per domain, sorted) differ."""
-    if images_a.keys() != images_b.keys() or any(
-        not np.array_equal(images_a[domain], images_b[domain]) for domain in images_a
-    ):
-        raise RunError(
-            f"{runs_a[0]} and {runs_b[0]} did not see the same images, so there is no paired "
-            "difference; compare runs of one benchmark, subset and seed."
-        )
+# -- means over images
 
 
-def _resampled_means(
-    metric: Metric,
-    runs_a: Sequence[Path | str],
-    runs_b: Sequence[Path | str],
-    resamples: int,
-    generator: np.random.Generator,
-) -> tuple[float, Floats]:
-    """The difference in a mean over images, and of each resample, in points."""
-    errors_a, errors_b = _image_means(metric, runs_a), _image_means(metric, runs_b)
-    _check_same_images(
-        runs_a,
-        runs_b,
-        {domain: images for domain, (images, _) in errors_a.items()},
-        {domain: images for domain, (images, _) in errors_b.items()},
-    )
-    differences = [errors_a[domain][1] - errors_b[domain][1] for domain in sorted(errors_a)]
-    means = np.mean([_drawn_means(d, resamples, generator) for d in differences], axis=0)
-    difference = metric.factor * float(np.mean([d.mean() for d in differences]))
-    return difference, metric.factor * means
-
-
-def _drawn_means(difference: Floats, resamples: int, generator: np.random.Generator) -> Floats:
-    """[resamples] means of n images drawn with replacement from n.
-
-    A difference has few values, so a draw is the count of each value: one multinomial.
-    """
-    values, counts = np.unique(difference, return_counts=True)
-    draws = generator.multinomial(len(difference), counts / len(difference), size=resamples)
-    means: Floats = draws @ values / len(difference)
-    return means
-
-
-def _image_means(
-    metric: Metric, runs: Sequence[Path | str]
-) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
-    """Per domain: the image numbers, sorted, and the mean of each over rounds and runs.
-
-    For the error this is the share of wrong answers.
-    """
-    files = [Path(run) / PREDICTIONS_FILE for run in runs]
-    return _read_image_means(
-        metric.name,
-        tuple(map(Path, runs)),
-        tuple(f.stat().st_mtime_ns for f in files if f.exists()),
-    )
-
-
-@functools.lru_cache(maxsize=32)  # a method is compared with many others
-def _read_image_means(
-    metric: str, runs: tuple[Path, ...], _changed: tuple[int, ...]
-) -> dict[int, tuple[npt.NDArray[Any], Floats]]:
-    parts: dict[int, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
-    for run in runs:
-        for domain, index, values in _image_values(metric_named(metric), run):
-            parts.setdefault(domain, []).append((index, values))
-    return {domain: _share(part) for domain, part in parts.items()}
-
-
-def _image_values(
-    metric: Metric, run: Path
-) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    arrays = read_predictions(run, {**metric.arrays, "index": 1})
-    values = metric.image_values(arrays)
-    for position in np.unique(arrays["domain"]).tolist():
-        here = arrays["domain"] == position
-        yield position, arrays["index"][here], values[here]
-
-
-def _share(
-    parts: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
-) -> tuple[npt.NDArray[Any], Floats]:
-    index = np.concatenate([part[0] for part in parts])
-    wrong = np.concatenate([part[1] for part in parts])
-    images, place, times = np.unique(index, return_inverse=True, return_counts=True)
-    # Counts, not a running mean: equal shares must be bit-identical for _drawn_means.
-    return images, np.bincount(place, weights=wrong, minlength=len(images)) / times
-
-
-def _resampled_sums(
-    metric: Metric,
-    runs_a: Sequence[Path | str],
-    runs_b: Sequence[Path | str],
-    resamples: int,
-    generator: np.random.Generator,
-) -> tuple[float, Floats]:
-    """The difference in mIoU, and of each resample, in points."""
-    cells_a, cells_b = ([read_segmented(Path(run)) for run in runs] for runs in (runs_a, runs_b))
-    images, images_b = _segmented_images(cells_a), _segmented_images(cells_b)
-    _check_same_images(runs_a, runs_b, images, images_b)
-    # The first row counts each image once: it gives the difference itself.
-    weights = {
-        domain: np.vstack(
-            [
-                np.ones(len(of_domain)),
-                generator.multinomial(
-                    len(of_domain), np.full(len(of_domain), 1 / len(of_domain)), size=resamples
-                ),
-            ]
-        )
-        for domain, of_domain in sorted(images.items())
-    }
-    means = [
-        np.mean([_mean_mious(cell, images, weights) for cell in cells], axis=0)
-        for cells in (cells_a, cells_b)
+def _mean(seeds: Sequence[Values], same_images: bool) -> Estimate:
+    first = seeds[0]
+    if all(_same_keys(first, seed) for seed in seeds):
+        values = np.stack([seed.value for seed in seeds], axis=1)
+        scores = image_scores(first.domain, first.index, values, same_images=same_images)
+        return estimate(*scores)
+    # Seeds that drew different images (label_shift): the image term of a seed counts in full.
+    each = [
+        estimate(*image_scores(s.domain, s.index, s.value[:, None], same_images=same_images))
+        for s in seeds
     ]
-    differences: Floats = means[0] - means[1]
-    return float(differences[0]), differences[1:]
+    return combined(
+        float(np.mean([e.mean for e in each])),
+        float(np.mean([e.standard_error**2 for e in each])),
+        min(e.images for e in each),
+        [e.mean for e in each],
+    )
 
 
-def _segmented_images(cells: Sequence[SegmentedImages]) -> dict[int, npt.NDArray[Any]]:
+def _values(metric: Metric, run: Path | str) -> Values:
+    file = Path(run) / PREDICTIONS_FILE
+    return _read_values(metric.name, Path(run), file.stat().st_mtime_ns if file.exists() else 0)
+
+
+@functools.lru_cache(maxsize=128)  # a method is compared with many others
+def _read_values(metric: str, run: Path, _changed: int) -> Values:
+    of = metric_named(metric)
+    arrays = read_predictions(run, {**of.arrays, "index": 1})
+    found = np.asarray(of.image_values(arrays), np.float64)
+    keys = np.stack([arrays["domain"].astype(np.int64), arrays["index"].astype(np.int64)])
+    images, place, times = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    means = np.bincount(place.reshape(-1), weights=found, minlength=len(times)) / times
+    return Values(images[0], images[1], means)
+
+
+def _same_keys(a: Values, b: Values) -> bool:
+    return np.array_equal(a.domain, b.domain) and np.array_equal(a.index, b.index)
+
+
+def _refuse(runs_a: Folders, runs_b: Folders) -> None:
+    raise RunError(
+        f"{runs_a[0]} and {runs_b[0]} did not see the same images, so they cannot be paired; "
+        "compare runs of one benchmark, subset and seed."
+    )
+
+
+# -- metrics of sums over images
+
+
+def _sums_difference(runs_a: Folders, runs_b: Folders | None, same_images: bool) -> Estimate:
+    """The same for mIoU: images are drawn, their confusion matrices summed, the mIoU recomputed."""
+    cells_a = [read_segmented(Path(run)) for run in runs_a]
+    cells_b = [read_segmented(Path(run)) for run in runs_b or ()]
+    images = _images(cells_a)
+    others = _images(cells_b) if runs_b else images
+    if images.keys() != others.keys() or any(
+        not np.array_equal(images[domain], others[domain]) for domain in images
+    ):
+        _refuse(runs_a, runs_b or ())
+    weights = _draws(images, same_images)
+    by_seed = np.array([_mean_mious(cell, images, weights) for cell in cells_a])
+    if cells_b:
+        by_seed = by_seed - np.array([_mean_mious(cell, images, weights) for cell in cells_b])
+    means = by_seed.mean(0)  # the first draw counts each image once: the difference itself
+    count = len(np.unique(np.concatenate(list(images.values()))))
+    if not same_images:
+        count = sum(map(len, images.values()))
+    image_variance = float(np.nanvar(means[1:])) * count / max(count - 1, 1)
+    return combined(float(means[0]), image_variance, count, by_seed[:, 0].tolist())
+
+
+def _draws(images: Mapping[int, Integers], same_images: bool) -> dict[int, Floats]:
+    """[1 + RESAMPLES, n] how often each image of a domain counts; jointly if they are the same."""
+    generator = np.random.default_rng(0)
+
+    def draw(count: int) -> Floats:
+        shares = np.full(count, 1 / count)
+        return np.vstack([np.ones(count), generator.multinomial(count, shares, size=RESAMPLES)])
+
+    if not same_images:
+        return {domain: draw(len(numbers)) for domain, numbers in sorted(images.items())}
+    union = np.unique(np.concatenate(list(images.values())))
+    drawn = draw(len(union))
+    return {domain: drawn[:, np.searchsorted(union, numbers)] for domain, numbers in images.items()}
+
+
+def _images(cells: Sequence[SegmentedImages]) -> dict[int, Integers]:
     domains = sorted({int(domain) for cell in cells for domain in np.unique(cell.domain)})
     return {
         domain: np.unique(np.concatenate([cell.index[cell.domain == domain] for cell in cells]))
@@ -209,7 +177,7 @@ def _segmented_images(cells: Sequence[SegmentedImages]) -> dict[int, npt.NDArray
 
 
 def _mean_mious(
-    cell: SegmentedImages, images: Mapping[int, npt.NDArray[Any]], weights: Mapping[int, Floats]
+    cell: SegmentedImages, images: Mapping[int, Integers], weights: Mapping[int, Floats]
 ) -> Floats:
     """[draws] mean mIoU of a cell over domains, then rounds, its images weighted [draws, n]."""
     rounds = []
@@ -225,7 +193,7 @@ def _mean_mious(
 
 
 def _mean_of_present(values: Sequence[Floats]) -> Floats:
-    """Mean over the first axis, without values with nothing to score (NaN)."""
+    """Mean over the first axis, without what has nothing to score (NaN)."""
     stacked = np.asarray(values)
     present = np.isfinite(stacked)
     counts = present.sum(0)
