@@ -141,6 +141,7 @@ class CCC(Benchmark):
     citation = "press2023rdumb"
     num_classes = 1000
     default_model = VIT_B_16
+    same_images = False
     decodes = True
 
     @property

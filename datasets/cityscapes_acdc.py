@@ -84,6 +84,7 @@ class CityscapesACDC(Benchmark):
     num_classes = len(CLASSES)
     class_names = CLASSES
     default_model = "segformer_b5"
+    same_images = False
     decodes = True
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:

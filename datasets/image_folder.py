@@ -34,6 +34,7 @@ class ImageFolder(Benchmark):
     Settings = FolderSettings
     name = "image_folder"
     display_name = "Image folder"
+    same_images = False
     decodes = True
 
     @property

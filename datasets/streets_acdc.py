@@ -124,6 +124,7 @@ class StreetsACDC(Benchmark):
     num_classes = len(CLASSES)
     class_names = CLASSES
     default_model = "streets_segformer"
+    same_images = False
     decodes = True
     provenance = f"procedural scenes and weather (version {Benchmark.version}), no photographs"
 

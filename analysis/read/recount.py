@@ -85,7 +85,7 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
 
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
-    names = ("metric", "source_accuracy", "source_access", "order_sha256")
+    names = ("metric", "source_accuracy", "source_access", "order_sha256", "same_images")
     counters = {"skipped_updates": 0, "resets": 0} | result["counters"]
     classes = tuple(map(str, result.get("classes") or ()))
     named = {name: result.get(name) for name in names}

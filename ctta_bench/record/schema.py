@@ -233,6 +233,7 @@ class ResultRecord(_ResultKeys, total=False):
 
     source_access: str
     source_accuracy: float | None
+    same_images: bool  # whether an index is the same photograph in every domain
     source_probes: list[ProbeRecord]
     model_sha256: str
     model_parameters: int

@@ -196,7 +196,7 @@ def _run(
             )
         keeper.stream_ended(progress.lines)
         probe.domain_ended(progress)
-        result = _record(opened.cell, folder, prepared, progress)
+        result = _record(opened, folder, prepared, progress)
     finally:
         for logger in loggers:
             logger.finish(result)
@@ -250,12 +250,15 @@ def _start_loggers(
             logger.note(note)
 
 
-def _record(cell: Cell, folder: RunFolder, prepared: _Prepared, progress: Progress) -> ResultRecord:
+def _record(
+    opened: OpenCell, folder: RunFolder, prepared: _Prepared, progress: Progress
+) -> ResultRecord:
     """Write predictions, pictures and last result.json; returns the content of result.json."""
-    method, stream = prepared.method, prepared.stream
+    cell, method, stream = opened.cell, prepared.method, prepared.stream
     result = make_result(cell.id, method, stream, progress)
     result["model_sha256"] = cell.record["model"]["sha256"]
     result["source_accuracy"] = prepared.source_accuracy
+    result["same_images"] = opened.benchmark.same_images
     result["model_parameters"] = method.model.source_parameters
     if progress.probes:
         result[KEY] = progress.probes

@@ -89,6 +89,9 @@ class Benchmark(OldNames, ABC):
     # Another label set to fine-tune the source model on: {"benchmark": NAME, "labels": NUMBER},
     # with "domains" if only some are meant. A literal, so that it can be read without an import.
     semantic_shift: ClassVar[Mapping[str, Any]] = {}
+    # Whether an index is the same photograph in every domain, as where one set is corrupted in
+    # several ways. Recorded with a result: intervals count such an image once.
+    same_images: ClassVar[bool] = True
     decodes: ClassVar[bool] = False  # True: images are decoded from files, by worker processes
     name: str = ""
     # For lists and reports, read as source text: literals.
