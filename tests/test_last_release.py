@@ -146,8 +146,11 @@ def test_every_run_has_its_state(stored: Path) -> None:
 def test_runs_are_merged(stored: Path, tmp_path: Path) -> None:
     ctta_run("source", tmp_path / "finished")  # the same cell, run today
     (cell,) = (file.parent for file in (tmp_path / "finished").glob("*/result.json"))
+    today = json.loads((cell / "result.json").read_text("utf-8"))
     for name in ("result.json", "predictions.npz"):  # another processor has other last digits
         shutil.copy(stored / "finished" / cell.name / name, cell)
+    then = json.loads((cell / "result.json").read_text("utf-8"))
+    (cell / "result.json").write_text(json.dumps(today | then), "utf-8")  # keys of today remain
 
     ctta("merge", stored / "finished", tmp_path / "finished")
     ctta("merge", stored / "finished", stored / "whole" / "warmed")

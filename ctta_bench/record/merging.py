@@ -89,7 +89,7 @@ def _compare_cell(target: Path, other: Path, cell: Path, merge: Merge) -> None:
             merge.same.append(cell)  # the second folder has no result to add
         elif not (ours / RESULT_FILE).is_file():
             merge.finished.append(cell)
-        elif _numbers(ours) != _numbers(theirs):
+        elif _differ(_numbers(ours), _numbers(theirs)):
             merge.conflicts.append(f"{cell}: is done in both folders, with different results.")
         else:
             merge.same.append(cell)
@@ -101,6 +101,11 @@ def _read(cell: Path) -> dict[str, Any]:
     record = read_record(cell)
     identity(record)
     return dict(record)
+
+
+def _differ(a: tuple[Any, bytes], b: tuple[Any, bytes]) -> bool:
+    """Whether two results differ in a key that both releases wrote, or in their predictions."""
+    return a[1] != b[1] or any(a[0][key] != b[0][key] for key in a[0].keys() & b[0].keys())
 
 
 def _numbers(cell: Path) -> tuple[Any, bytes]:
