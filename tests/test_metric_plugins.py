@@ -10,7 +10,7 @@ import pytest
 
 from ctta_bench import registry
 from ctta_bench.analysis import load
-from ctta_bench.analysis.read.statistics import paired_bootstrap
+from ctta_bench.analysis.read.statistics import paired_difference
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.api import evaluate, load_benchmark, load_method, load_model
 from ctta_bench.config.cell import CellRequest, resolve
@@ -260,9 +260,9 @@ def test_one_file_adds_a_task_with_its_metric(tmp_path: Path) -> None:
     assert runs.left_out == []
     assert runs.cells["metric"].tolist() == ["mae", "mae"]
     assert {cell.state for cell in status(runs_dir)} == {"done"}
-    difference = paired_bootstrap([older], [as_is], metric="mae")
+    difference = paired_difference([older], [as_is], metric="mae")
     means = [json.loads((f / "result.json").read_text())["mean"] for f in (older, as_is)]
-    assert difference.difference == pytest.approx(means[0] - means[1])
+    assert difference.mean == pytest.approx(means[0] - means[1])
 
     page = write_report(runs_dir).page.read_text()
     assert "has the lowest MAE" in page and "MAE in years (lower is better)" in page

@@ -4,20 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.notes import title
+from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.compared import uncertainty
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
 from ctta_bench.registry import FIGURES
+from ctta_bench.scoring.metric import Metric
 
 
 @FIGURES.register_module("means", place=10, text="Mean of each method; dashed line: source")
 def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The mean of each method of one group, with whiskers of ± one deviation over the seeds.
+    """The mean of each method of one group, with its 95 % interval as whiskers.
 
     Writes stem.png, stem.pdf and stem.csv, and returns their paths; nothing for a group without a
     complete mean.
@@ -28,20 +31,32 @@ def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     with canvas.drawing():
         figure = canvas.figure((6.4, 0.9 + 0.32 * len(found)), 0.6 + 0.24 * len(found))
         axes = figure.subplots()
-        _draw_bars(axes, found, canvas)
-        canvas.below(figure, _with_spread(metric_of(runs).text, found))
-        canvas.title(figure, title(runs))
+        metric = metric_of(runs)
+        halves = np.array([_half(row, metric) for row in found])
+        _draw_bars(axes, found, halves, canvas)
+        canvas.below(figure, f"mean {metric.text}{notes.interval(found).replace('±', 'whiskers')}")
+        canvas.title(figure, notes.title(runs))
         drawn = pd.DataFrame(
-            [(row.name, row.mean, row.std, len(row.values)) for row in found],
-            columns=["method", "mean", "std", "seeds"],
+            [
+                (row.name, row.mean, half, row.std, len(row.values))
+                for row, half in zip(found, halves, strict=True)
+            ],
+            columns=["method", "mean", "half_interval", "std", "seeds"],
         )
         return save_figure(figure, drawn, stem)
 
 
-def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
+def _half(row: Row, metric: Metric) -> float:
+    """Half the interval of a complete row; 0 where a single image gives none."""
+    found = uncertainty(row, metric)
+    return found.half_width if found is not None and np.isfinite(found.half_width) else 0.0
+
+
+def _draw_bars(
+    axes: Axes, found: Sequence[Row], spread: npt.NDArray[np.float64], canvas: Canvas
+) -> None:
     positions = np.arange(len(found))
     means = np.array([row.mean for row in found])
-    spread = np.array([0.0 if np.isnan(row.std) else row.std for row in found])
     is_source = np.array([row.method == SOURCE for row in found])
     for mask, colour, hatch in ((~is_source, COLOURS[0], ""), (is_source, "#BBBBBB", "///")):
         axes.barh(
@@ -73,11 +88,3 @@ def _draw_bars(axes: Axes, found: Sequence[Row], canvas: Canvas) -> None:
     axes.set_yticks(positions, canvas.names(row.label for row in found))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(found) - 0.4, -0.6)
-
-
-def _with_spread(text: str, found: Sequence[Row]) -> str:
-    counts = [len(row.values) for row in found]
-    if max(counts) == 1:
-        return f"mean {text}; one seed"
-    seeds = f"{max(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
-    return f"mean {text}; whiskers: ± standard deviation over {seeds} seeds"

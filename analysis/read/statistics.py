@@ -26,10 +26,10 @@ RESAMPLES = 2000
 
 
 class Values(NamedTuple):
-    """A cell's value of each image, averaged over rounds: [n] each, by domain, then index."""
+    """A cell's value of each image, averaged over rounds: [n] each, by domain, then image."""
 
     domain: Integers
-    index: Integers
+    image: Integers
     value: Floats
 
 
@@ -54,7 +54,7 @@ def paired_difference(
         if not _same_keys(ours, theirs):
             _refuse(runs_a, runs_b)
     pairs = zip(a, b, strict=True)
-    differences = [Values(x.domain, x.index, x.value - y.value) for x, y in pairs]
+    differences = [Values(x.domain, x.image, x.value - y.value) for x, y in pairs]
     return _mean(differences, same_images).scaled(of.factor)
 
 
@@ -86,11 +86,11 @@ def _mean(seeds: Sequence[Values], same_images: bool) -> Estimate:
     first = seeds[0]
     if all(_same_keys(first, seed) for seed in seeds):
         values = np.stack([seed.value for seed in seeds], axis=1)
-        scores = image_scores(first.domain, first.index, values, same_images=same_images)
+        scores = image_scores(first.domain, first.image, values, same_images=same_images)
         return estimate(*scores)
     # Seeds that drew different images (label_shift): the image term of a seed counts in full.
     each = [
-        estimate(*image_scores(s.domain, s.index, s.value[:, None], same_images=same_images))
+        estimate(*image_scores(s.domain, s.image, s.value[:, None], same_images=same_images))
         for s in seeds
     ]
     return combined(
@@ -111,14 +111,16 @@ def _read_values(metric: str, run: Path, _changed: int) -> Values:
     of = metric_named(metric)
     arrays = read_predictions(run, {**of.arrays, "index": 1})
     found = np.asarray(of.image_values(arrays), np.float64)
-    keys = np.stack([arrays["domain"].astype(np.int64), arrays["index"].astype(np.int64)])
-    images, place, times = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    means = np.bincount(place.reshape(-1), weights=found, minlength=len(times)) / times
-    return Values(images[0], images[1], means)
+    index = arrays["index"].astype(np.int64)
+    count = int(index.max(initial=0)) + 1
+    keys = arrays["domain"].astype(np.int64) * count + index
+    images, place, times = np.unique(keys, return_inverse=True, return_counts=True)
+    means = np.bincount(place, weights=found, minlength=len(times)) / times
+    return Values(images // count, images % count, means)
 
 
 def _same_keys(a: Values, b: Values) -> bool:
-    return np.array_equal(a.domain, b.domain) and np.array_equal(a.index, b.index)
+    return np.array_equal(a.domain, b.domain) and np.array_equal(a.image, b.image)
 
 
 def _refuse(runs_a: Folders, runs_b: Folders) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
@@ -83,6 +84,21 @@ def spread(found: Sequence[Row]) -> str:
     return "; ±: standard deviation over seeds" if several else ""
 
 
+def interval(found: Sequence[Row]) -> str:
+    """The meaning of ± where it is an interval of the error; "" where no row is complete."""
+    seeds = {len(row.values) for row in found if not np.isnan(row.mean)}
+    if not seeds:
+        return ""
+    return f"; ±: half the 95 % interval, {holds_for(max(seeds))}"
+
+
+def holds_for(seeds: int) -> str:
+    """What was sampled, and so what an interval or a p holds for."""
+    if seeds == 1:
+        return "for other images, not for other seeds (one seed was run)"
+    return "for other images and other seeds"
+
+
 def enumerated(texts: Sequence[str]) -> str:
     """`a, b and c`."""
     *others, last = texts
@@ -107,7 +123,7 @@ def caption(runs: Runs, found: Sequence[Row]) -> str:
     sentences = [
         protocol(runs),
         upper_first(metric.text),
-        f"Mean {averaged(runs, 'domains', 'rounds', 'seeds')}{spread(found)}",
+        f"Mean {averaged(runs, 'domains', 'rounds', 'seeds')}{interval(found)}",
         *([f"Gain: {metric.gain_text}, in points"] if source_row(found) else []),
     ]
     return f"{'. '.join(sentences)}. {MARKS}"

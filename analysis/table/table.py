@@ -167,6 +167,13 @@ def signed(value: float) -> str:
     return text if text == "0.0" else ("+" if value > 0 else "−") + text
 
 
+def plus_minus(half: float) -> str:
+    """` ± 1.2` for half an interval, ` ± <0.1` for a small one, "" where there is none."""
+    if not np.isfinite(half):
+        return ""
+    return f" ± {half:.1f}" if half >= 0.05 else " ± <0.1"
+
+
 def safe_name(text: str) -> str:
     """`text` with characters that are safe in a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:80].strip("-.")

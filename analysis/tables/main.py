@@ -9,13 +9,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.statistics import (
-    RESAMPLES,
-    PairedDifference,
-    holm,
-    paired_bootstrap,
-)
+from ctta_bench.analysis.read.error_model import LEVEL, Estimate
+from ctta_bench.analysis.read.statistics import holm
 from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.compared import difference, uncertainty
 from ctta_bench.analysis.table.rows import (
     Row,
     domain_labels,
@@ -25,12 +22,11 @@ from ctta_bench.analysis.table.rows import (
     source_row,
 )
 from ctta_bench.analysis.table.swept import in_axis_order
-from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
+from ctta_bench.analysis.table.table import MISSING, Entry, Table, plus_minus, ranked, signed
 from ctta_bench.analysis.tables.classes import class_notes
-from ctta_bench.errors import RunError
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import Metric
 
-SIGNIFICANT = 0.05
 MAX_COLUMNS = 24  # of a table by round and domain; with more, it has the means of rounds only
 
 Cells = set[tuple[str, str]]  # row and column of the frame
@@ -49,7 +45,7 @@ def main_table(runs: Runs) -> Table:
     """
     found = in_axis_order(rows(runs))
     domains = domain_names(runs)
-    frame = _frame(found, [row.over(axis=1) for row in found], domains)
+    frame = _frame(found, [row.over(axis=1) for row in found], domains, metric_of(runs))
     _add_gain(frame, found, runs)
     flagged = {(row.name, d) for row in found for d in notes.collapsed_domains(runs, row)}
     return _table(
@@ -87,7 +83,7 @@ def round_table(runs: Runs) -> Table | None:
     columns = [name for step in rounds for name in (*(f"{step} {d}" for d in domains), step)]
     parts = [_by_round(row.by_round()[:, : len(domains)], row.over(axis=2)) for row in found]
     empty = [_by_round(row.is_empty(0)[:, : len(domains)], row.is_empty(0, 2)) for row in found]
-    frame = _frame(found, parts, columns)
+    frame = _frame(found, parts, columns, metric_of(runs))
     _add_gain(frame, found, runs)
     heads = [*domain_labels(runs).values(), "mean"] * num_rounds if by_domain else columns
     return _table(
@@ -121,27 +117,27 @@ def significance_table(runs: Runs) -> Table | None:
     metric = metric_of(runs)
     if source is None or not others:
         return None
-    # As many resamples as let the smallest p stay well below SIGNIFICANT after correction.
-    resamples = max(RESAMPLES, 100 * len(others))
-    results = {row.name: _against(row, source, metric.name, resamples) for row in others}
-    paired = {name: r for name, r in results.items() if isinstance(r, PairedDifference)}
+    results = {row.name: difference(row, source, metric) for row in others}
+    paired = {name: r for name, r in results.items() if isinstance(r, Estimate)}
     frame = pd.DataFrame(
-        [(r.difference, r.low, r.high, r.p) for r in paired.values()],
+        [(r.mean, r.low, r.high, r.p, r.detectable) for r in paired.values()],
         index=list(paired),
-        columns=["difference", "low", "high", "p"],
+        columns=["difference", "low", "high", "p", "detectable"],
     )
+    seeds = max((e.seeds for e in paired.values()), default=1)
     frame["p_holm"] = holm(frame["p"].tolist())
     return Table(
         name=f"{notes.table_name(runs)}-significance",
         caption=(
             f"Each method compared with {source.label}: {notes.title(runs)}. Difference: mean "
             f"{metric.symbol} of the method minus that of {source.label}, in points "
-            f"({metric.sign_of_better}: the method is better). 95 % interval and two-sided p: "
-            "paired bootstrap over the test images. p (Holm): corrected for the number of methods. "
-            f"Bold: p (Holm) below {SIGNIFICANT}."
+            f"({metric.sign_of_better}: the method is better). 95 % interval and two-sided p hold "
+            f"{notes.holds_for(seeds)}. p (Holm): corrected for the number of methods. Bold: p "
+            f"(Holm) below {LEVEL}. Detectable: the least true difference that these data show "
+            "with 80 % power at that level, before the correction."
         ),
         frame=frame.reindex(list(results)),
-        header=("method", "difference", "95 % interval", "p", "p (Holm)"),
+        header=("method", "difference", "95 % interval", "p", "p (Holm)", "detectable"),
         lines=tuple((row.label, _significance_line(frame, row.name)) for row in others),
         footnotes=tuple(
             f"{row.label}: {reason}"
@@ -152,7 +148,10 @@ def significance_table(runs: Runs) -> Table | None:
 
 
 def _frame(
-    found: Sequence[Row], parts: Sequence[npt.NDArray[np.float64]], columns: list[str]
+    found: Sequence[Row],
+    parts: Sequence[npt.NDArray[np.float64]],
+    columns: list[str],
+    metric: Metric,
 ) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(
         np.reshape(parts, (len(found), len(columns))),
@@ -161,6 +160,8 @@ def _frame(
     )
     frame["mean"] = [row.mean for row in found]
     frame["std"] = [row.std for row in found]
+    sure = [uncertainty(row, metric) for row in found]
+    frame["half_interval"] = [np.nan if e is None else e.half_width for e in sure]
     return frame
 
 
@@ -193,8 +194,8 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
         for name in [*values, "mean"]
     }
     columns["mean"] = [
-        entry if np.isnan(std) else Entry(f"{entry.text} ± {std:.1f}", entry.best, entry.second)
-        for entry, std in zip(columns["mean"], frame["std"], strict=True)
+        replace(entry, text=f"{entry.text}{plus_minus(half)}")
+        for entry, half in zip(columns["mean"], frame["half_interval"], strict=True)
     ]
     if "gain" in frame:
         columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
@@ -228,28 +229,16 @@ def _seeds(row: Row) -> str:
     return str(done) if done == planned else f"{done}/{planned}"
 
 
-def _against(row: Row, source: Row, metric: str, resamples: int) -> PairedDifference | str:
-    """The paired difference over the seeds that both have, or why there is none."""
-    paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (row, source)]
-    common = sorted(paths[0].keys() & paths[1].keys())
-    if not common:
-        return f"no finished seed in common with {source.label}."
-    try:
-        ours, theirs = ([part[seed] for seed in common] for part in paths)
-        return paired_bootstrap(ours, theirs, metric=metric, resamples=resamples)
-    except RunError as error:
-        return str(error)
-
-
 def _significance_line(frame: pd.DataFrame, name: str) -> tuple[Entry, ...]:
     if name not in frame.index:
-        return (Entry(MISSING),) * 4
-    difference, low, high, p, p_holm = frame.loc[name]
+        return (Entry(MISSING),) * 5
+    mean, low, high, p, detectable, p_holm = frame.loc[name]
     return (
-        Entry(signed(difference), best=p_holm < SIGNIFICANT),
+        Entry(signed(mean), best=p_holm < LEVEL),
         Entry(f"[{signed(low)}, {signed(high)}]"),
         Entry(_p_text(p)),
         Entry(_p_text(p_holm)),
+        Entry(f"{detectable:.1f}" if np.isfinite(detectable) else MISSING),
     )
 
 

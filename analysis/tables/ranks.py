@@ -69,10 +69,10 @@ def ranks_of(
     methods, blocks = values.shape
     if methods < FEWEST_METHODS or blocks < FEWEST_BLOCKS:
         return None
-    # Rounded, so that equal means of different seeds tie.
-    ranked: npt.NDArray[np.float64] = stats.rankdata(values.round(9).to_numpy(), axis=0)
+    rounded = values.round(9).to_numpy()  # so that equal means of different seeds tie
+    ranked: npt.NDArray[np.float64] = stats.rankdata(rounded, axis=0)
     all_alike = bool((ranked == ranked[0]).all())
-    p = 1.0 if all_alike else float(stats.friedmanchisquare(*values.to_numpy()).pvalue)
+    p = 1.0 if all_alike else float(stats.friedmanchisquare(*rounded).pvalue)
     ranks = pd.Series(ranked.mean(axis=1), index=values.index).sort_values(kind="stable")
     critical = critical_difference(methods, blocks)
     return Ranks(name, title, ranks, critical, p, blocks, labels or {})

@@ -44,9 +44,8 @@ class Metric:
     pixels. check: the measure of `source_accuracy`, the check of the source model on source images.
     unit, decimals: of printed values. factor: what an image's value is multiplied by, 100 for a
     share in %. arrays: the arrays of predictions.npz that it is recomputed from, with their numbers
-    of axes. resamples: bootstrap draws that suffice for a table of pairs. missing_note: what a
-    table says where domains lack classes. from_sums: computed from sums over images (mIoU), not a
-    mean over images.
+    of axes. missing_note: what a table says where domains lack classes. from_sums: computed from
+    sums over images (mIoU), not a mean over images.
     """
 
     name: ClassVar[str]
@@ -59,7 +58,6 @@ class Metric:
     decimals: ClassVar[int] = 1
     factor: ClassVar[float] = 100
     arrays: ClassVar[Mapping[str, int]]
-    resamples: ClassVar[int] = 10_000
     missing_note: ClassVar[str] = ""
     from_sums: ClassVar[bool] = False
 

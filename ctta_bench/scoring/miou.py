@@ -29,7 +29,6 @@ class Miou(Metric):
     symbol, higher_is_better = "mIoU", True
     errors_text, count_key, check = "wrong pixels", "pixels", "pixel accuracy"
     arrays = {"confusion": 3, "index": 1}
-    resamples = 4_000
     from_sums = True
 
     def scorer(self, num_classes: int, class_names: Sequence[str]) -> "Scorer":

@@ -108,6 +108,6 @@ def test_the_interval_covers_the_truth_in_all_cases() -> None:
         for deviation in (0.0, 0.03, 0.1)
         for size in sizes
     ]
-    assert 0.90 <= min(coverages) and max(coverages) <= 0.99
+    assert min(coverages) >= 0.90 and max(coverages) <= 0.99
     assert 0.93 <= np.mean(coverages) <= 0.98
     assert 1 - np.mean(coverages) <= 0.075  # of false alarms

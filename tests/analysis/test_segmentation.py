@@ -8,7 +8,7 @@ import pytest
 
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.read.measure import metric_named
-from ctta_bench.analysis.read.statistics import paired_bootstrap
+from ctta_bench.analysis.read.statistics import paired_difference
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.main import main_table, round_table, significance_table
 from ctta_bench.errors import RunError
@@ -175,10 +175,10 @@ def test_a_clear_difference_in_miou_excludes_zero(streets):
     a = streets("tent", {"fog": noisy(0.1, 1), "night": noisy(0.1, 2)})
     b = streets("source", {"fog": noisy(0.4, 3), "night": noisy(0.4, 4)})
     mean_a, mean_b = (json.loads((run / "result.json").read_text())["mean"] for run in (a, b))
-    found = paired_bootstrap([a], [b], metric="miou", resamples=499)
-    assert found.difference == pytest.approx(mean_a - mean_b)
-    assert 0 < found.low < found.difference < found.high
-    assert found.p == pytest.approx(2 / 500)
+    found = paired_difference([a], [b], metric="miou")
+    assert found.mean == pytest.approx(mean_a - mean_b)
+    assert 0 < found.low < found.mean < found.high
+    assert found.p < 0.001
 
 
 def test_the_interval_is_that_of_images_drawn_one_by_one(streets):
@@ -189,10 +189,10 @@ def test_the_interval_is_that_of_images_drawn_one_by_one(streets):
     for _ in range(4000):
         drawn = generator.integers(0, 12, 12)
         differences.append(slow_miou(pairs_a, drawn) - slow_miou(pairs_b, drawn))
-    found = paired_bootstrap([a], [b], metric="miou", resamples=4000)
-    low, high = np.percentile(differences, [2.5, 97.5])
-    assert found.low == pytest.approx(low, abs=0.6)
-    assert found.high == pytest.approx(high, abs=0.6)
+    found = paired_difference([a], [b], metric="miou")
+    unbiased = np.std(differences) * np.sqrt(12 / 11)
+    assert found.standard_error == pytest.approx(unbiased, rel=0.05)
+    assert found.half_width == pytest.approx(2.201 * unbiased, rel=0.05)  # t of 11 degrees
 
 
 def slow_miou(pairs, drawn):
@@ -206,23 +206,21 @@ def slow_miou(pairs, drawn):
 
 def test_rounds_and_seeds_of_an_image_are_drawn_together(streets):
     images, other = noisy(0.2, 1), noisy(0.4, 2)
-    once = paired_bootstrap(
+    once = paired_difference(
         [streets("a", {"fog": images})], [streets("b", {"fog": other})], metric="miou"
     )
-    again = paired_bootstrap(
+    again = paired_difference(
         [streets("c", [{"fog": images}] * 2, seed=s, order=range(29, -1, -1)) for s in (0, 1)],
         [streets("d", [{"fog": other}] * 2, seed=s) for s in (0, 1)],
         metric="miou",
     )
-    assert (again.difference, again.low, again.high) == pytest.approx(
-        (once.difference, once.low, once.high)
-    )
+    assert (again.mean, again.low, again.high) == pytest.approx((once.mean, once.low, once.high))
 
 
 def test_runs_on_other_images_cannot_be_paired(streets):
     a, b = streets("a", {"fog": [HALF]}), streets("b", {"fog": [HALF, HALF]})
     with pytest.raises(RunError, match="did not see the same images"):
-        paired_bootstrap([a], [b], metric="miou")
+        paired_difference([a], [b], metric="miou")
 
 
 def test_the_table_of_significance_says_which_sign_is_good(streets, runs_dir):

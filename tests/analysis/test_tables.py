@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.read.statistics import mean_estimate
 from ctta_bench.analysis.table.rows import domain_labels
 from ctta_bench.analysis.table.table import Entry, Table, citation_keys
 from ctta_bench.analysis.tables.main import main_table, round_table, significance_table, tables
@@ -29,25 +30,36 @@ def test_means_and_gains_follow_from_the_domains(cell, runs_dir):
     cell("source", SOURCE)
     cell("tent", RATES)
     frame = only_table(runs_dir).frame
-    assert list(frame.columns) == ["gaussian_noise", "fog", "mean", "std", "gain", "seeds"]
+    columns = ["gaussian_noise", "fog", "mean", "std", "half_interval", "gain", "seeds"]
+    assert list(frame.columns) == columns
     assert frame.loc["tent", ["gaussian_noise", "fog", "mean", "gain"]].tolist() == [40, 20, 30, 20]
     assert frame.loc["source", "mean"] == 50
     assert frame.dtypes.map(lambda kind: kind.kind).isin(["f", "i"]).all()
 
 
-def test_seeds_are_averaged_and_their_spread_is_the_sample_deviation(cell, runs_dir):
+def test_seeds_are_averaged_and_are_a_part_of_the_interval(cell, runs_dir):
     cell("tent", {"fog": 0.2}, seed=0)
     cell("tent", {"fog": 0.4}, seed=1)
     table = only_table(runs_dir)
     assert table.frame.loc["tent", "mean"] == pytest.approx(30)
     assert table.frame.loc["tent", "std"] == pytest.approx(np.sqrt(200))
-    assert entry(table, "TENT", "mean").text == "30.0 ± 14.1"
+    estimate = mean_estimate(load(runs_dir).cells["path"].tolist())
+    assert entry(table, "TENT", "mean").text == f"30.0 ± {estimate.half_width:.1f}"
     assert "seeds 0, 1" in table.caption
+    assert "±: half the 95 % interval, for other images and other seeds" in table.caption
 
 
-def test_a_single_seed_has_no_spread(cell, runs_dir):
+def test_a_single_seed_has_the_interval_of_its_images(cell, runs_dir):
     cell("tent", RATES)
-    assert entry(only_table(runs_dir), "tent", "mean").text == "30.0"
+    table = only_table(runs_dir)
+    estimate = mean_estimate(load(runs_dir).cells["path"].tolist())
+    assert entry(table, "TENT", "mean").text == f"30.0 ± {estimate.half_width:.1f}"
+    assert "for other images, not for other seeds (one seed was run)" in table.caption
+
+
+def test_no_interval_is_printed_as_nothing(cell, runs_dir):
+    cell("tent", {"fog": 0.0}, n=80)
+    assert entry(only_table(runs_dir), "TENT", "mean").text == "0.0 ± <0.1"
 
 
 def test_without_a_finished_source_there_is_no_gain(cell, runs_dir):
@@ -206,7 +218,8 @@ def test_each_method_is_tested_against_source(cell, runs_dir):
     table = significance_table(load(runs_dir))
     assert list(table.frame.index) == ["tent", "sar"]
     assert table.frame.loc["tent", "difference"] == pytest.approx(-20)
-    assert table.frame.loc["tent", "p_holm"] == pytest.approx(2 * 2 / 2001)
+    assert table.frame.loc["tent", "p_holm"] == pytest.approx(2 * table.frame.loc["tent", "p"])
+    assert 0 < table.frame.loc["tent", "detectable"] < 20
     assert table.frame.loc["sar", ["difference", "p_holm"]].tolist() == [0, 1]
     assert entry(table, "TENT", "difference") == Entry("−20.0", best=True)
     assert not entry(table, "SAR", "difference").best
@@ -232,8 +245,8 @@ def test_markdown_is_a_github_table(cell, runs_dir):
     assert lines[2:6] == [
         "| method | gaussian noise | fog | mean | gain |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| Source | <u>60.0</u> | <u>40.0</u> | <u>50.0</u> | 0.0 |",
-        "| Pseudo-label | **40.0** | **20.0** | **30.0** | +20.0 |",
+        "| Source | <u>60.0</u> | <u>40.0</u> | <u>50.0 ± 8.9</u> | 0.0 |",
+        "| Pseudo-label | **40.0** | **20.0** | **30.0 ± 8.0** | +20.0 |",
     ]
 
 
@@ -241,7 +254,8 @@ def test_csv_holds_numbers_alone_and_nothing_where_one_is_missing(cell, runs_dir
     cell("source", {"fog": 1 / 3}, n=300)
     cell("tent", {"fog": 0.2}, n=300, unfinished=True)
     assert only_table(runs_dir).to_csv() == (
-        "method,fog,mean,std,gain,seeds\nsource,33.33333333,33.33333333,,0,1\ntent,,,,,0\n"
+        "method,fog,mean,std,half_interval,gain,seeds\n"
+        "source,33.33333333,33.33333333,,5.364975244,0,1\ntent,,,,,,0\n"
     )
 
 
@@ -255,7 +269,7 @@ def test_latex_is_a_booktabs_table_with_everything_escaped(cell, runs_dir):
         r"\toprule",
         r"method & gaussian noise & fog & mean & gain & seeds \\",
         r"Source & \underline{60.0} & \underline{90.0}$^\dagger$ &",
-        r"TENT & \textbf{40.0} & \textbf{20.0} & \textbf{30.0} & +45.0 & 1 \\",
+        r"TENT & \textbf{40.0} & \textbf{20.0} & \textbf{30.0 $\pm$ 8.0} & +45.0 & 1 \\",
         r"Pseudo-label & -- & -- & -- & -- & 0/1 \\",
         r"Error in \% (lower is better)",
         r"\texttt{ctta-bench grid trial.yaml}",
