@@ -180,9 +180,9 @@ def test_the_caption_states_the_protocol(cell, runs_dir):
         "mini_c, Continual, severity 5 – mini_vit. ",
         "Normalisation: the checkpoint's own (mean 0.5, std 0.5). ",
         "float32, batch size 20, 100 images per domain, 2 domains, 1 round, seed 0. ",
-        "Other settings: order shuffled. ",
+        "Other settings: order shuffled, size 32 32. ",
         "Accuracy of the source model on its source domain: 91.2 %. ",
-        "Error in % (lower is better). Mean over domains. ",
+        "Error in % (lower is better). Mean over domains; ±: half the 95 % interval, ",
         "Bold: best of the column; underlined: second best.",
     ):
         assert part in caption
