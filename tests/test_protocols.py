@@ -22,7 +22,7 @@ from tests.conftest import TOY
 PAGE = (Path(__file__).parents[1] / "docs" / "protocols.md").read_text(encoding="utf-8")
 DOMAINS, EXAMPLES, BATCH = 2, 20, 8
 WALK = 9  # visits to a domain in gradual
-VISITS = {name: WALK if s.walk else 1 for name, s in SETTINGS.items()}
+VISITS = {name: WALK if s.severity_schedule else 1 for name, s in SETTINGS.items()}
 # Images of each domain that are scored; CoTTA's first domain only falls, from 5 to 1.
 IMAGES = {name: [EXAMPLES * n] * DOMAINS for name, n in VISITS.items()} | {
     "gradual_cotta": [EXAMPLES * 5, EXAMPLES * 9],
@@ -85,7 +85,9 @@ def test_every_setting_runs_to_its_end_and_counts_each_domain(setting: str, tmp_
 
 
 def test_a_model_that_does_not_adapt_has_one_error_whatever_the_order(tmp_path: Path) -> None:
-    each_once = [s for s in SETTINGS if not SETTINGS[s].walk and SETTINGS[s].labels != "shift"]
+    each_once = [
+        s for s in SETTINGS if not SETTINGS[s].severity_schedule and SETTINGS[s].labels != "shift"
+    ]
     found = {
         tuple(d["errors"] for d in run(tmp_path / s, setting=s)["rounds"][0]["domains"])
         for s in each_once
@@ -175,7 +177,10 @@ def test_the_option_setting_chooses_the_protocol(invoke: Callable[..., Result]) 
 def test_settings_that_do_not_fit_are_refused_in_a_sentence(invoke: Callable[..., Result]) -> None:
     for arguments, words in [
         (("toy_c", "--setting", "gradul"), "'gradul': input should be 'continual', 'reset'"),
-        (("toy", "--setting", "gradual"), "setting gradual needs severities, which there are not"),
+        (
+            ("toy", "--setting", "gradual"),
+            "setting gradual needs severities, which this benchmark does not",
+        ),
         (("toy_c", "--set", "domain_order=cotta0"), "without dark, noise"),
         (("toy_c", "--set", "severity=6"), "severity: 6: input should be less than or equal to 5"),
     ]:

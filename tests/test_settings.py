@@ -59,7 +59,9 @@ def test_the_names_of_the_last_release_still_work_with_one_warning_each() -> Non
         assert Setting("d", "s", "deal").join == "interleave"  # type: ignore[arg-type]
     assert len(warned) == 1
     with pytest.warns(FutureWarning, match=r"severity_schedule 'rise' is called 'rising' since"):
-        assert Setting("d", "s", walk="rise").severity_schedule == "rising"
+        rising = Setting("d", "s", walk="rise")
+    with pytest.warns(FutureWarning, match=r"'walk' is called 'severity_schedule' since"):
+        assert rising.walk == rising.severity_schedule == "rising"
     with pytest.warns(FutureWarning, match=r"other_labels is called Quarter.different_label_set"):
 
         class Quarter(Benchmark):

@@ -59,6 +59,13 @@ class Setting:
             object.__setattr__(self, key, renamed_value(f"Setting.{key}", value, stacklevel=3))
 
 
+def _walk(setting: Setting) -> Any:
+    """The old name of `severity_schedule`, read from a setting."""
+    return getattr(setting, renamed_value("Setting argument", "walk", stacklevel=2))
+
+
+Setting.walk = property(_walk)  # type: ignore[assignment, misc]
+
 _TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"
 _SAR = "SAR (Niu et al., 2023), after Wu et al. (2021)"
 _SEVERITIES: Mapping[str, Any] = {"severities": None}
