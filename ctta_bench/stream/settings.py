@@ -64,7 +64,7 @@ def _walk(setting: Setting) -> Any:
     return getattr(setting, renamed_value("Setting argument", "walk", stacklevel=2))
 
 
-Setting.walk = property(_walk)  # type: ignore[assignment, misc]
+Setting.walk = property(_walk)  # type: ignore[attr-defined]
 
 _TTA_BENCH = "TTA-bench (mariodoebler/test-time-adaptation)"
 _SAR = "SAR (Niu et al., 2023), after Wu et al. (2021)"
