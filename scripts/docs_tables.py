@@ -1,7 +1,7 @@
-"""Write the tables of README and docs that are made from the code: python scripts/docs_tables.py
+"""Write the tables of the docs that are made from the code: python scripts/docs_tables.py
 
 A table is between `<!-- table NAME -->` and `<!-- end -->`; tests/test_docs.py compares the pages
-with what this writes. The table "methods" may be on any page, or on none.
+with what this writes.
 """
 
 import json
@@ -17,11 +17,11 @@ from ctta_bench.cli.listing import source_data
 from ctta_bench.config.experiment import Experiment, MethodEntry
 from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options
-from ctta_bench.registry import METHODS, short_reference
+from ctta_bench.registry import BENCHMARKS, METHODS, Entry, Registry, short_reference
 from ctta_bench.stream.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -58,7 +58,7 @@ def described(model: type[BaseModel], name: str) -> str:
 def key_table(model: type[BaseModel] = Experiment) -> str:
     """The keys of a model of YAML files."""
     return markdown(
-        ("key", "is", "default"),
+        ("key", "meaning", "default"),
         [
             (
                 f"`{name}`",
@@ -85,7 +85,7 @@ def cell_table() -> str:
                 ", ".join(option.places),
             )
         )
-    return markdown(("option", "is", "values", "default", "given in"), rows)
+    return markdown(("option", "meaning", "values", "default", "given in"), rows)
 
 
 def setting_table() -> str:
@@ -105,27 +105,54 @@ def setting_table() -> str:
     return markdown(("setting", "order", "parameters (default)", "source"), rows)
 
 
+def of_package(registry: Registry) -> dict[str, Entry]:
+    """The entries of the package, without those of plug-ins."""
+    return {n: e for n, e in registry.entries().items() if e.module.startswith("ctta_bench.")}
+
+
+def reference(entry: Entry) -> str:
+    """The paper of a method in short, as a link."""
+    citation, link = METHODS.citation(entry.name), entry.attributes.get("paper", "")
+    paper = short_reference(citation, entry.attributes["venue"]) if citation else "–"
+    return f"[{paper}]({link})" if link.startswith("http") else paper
+
+
+def tasks(entry: Entry) -> str:
+    """What a method is defined for."""
+    return " and ".join(sorted(entry.attributes.get("tasks", ["classification"])))
+
+
 def methods_table() -> str:
     """The methods in the order of their years: source first, what has no paper last."""
-    entries = METHODS.entries().values()
-    ours = [entry for entry in entries if entry.module.startswith("ctta_bench.methods.")]
+    ours = of_package(METHODS).values()
     order = sorted(ours, key=lambda e: (e.name != "source", e.attributes.get("year", 9999), e.name))
     rows = []
     for entry in order:
-        facts, citation = entry.attributes, METHODS.citation(entry.name)
-        paper = short_reference(citation, facts["venue"]) if citation else "–"
-        link = facts.get("paper", "")
+        facts = entry.attributes
         rows.append(
             (
-                f"{facts['display_name']} (`{entry.name}`)",
+                f"[{facts['display_name']}]({entry.name}.md) `{entry.name}`",
                 facts["adapts_layers"],
-                " and ".join(sorted(facts.get("tasks", ["classification"]))),
+                tasks(entry),
                 source_data(facts),
-                f"[{paper}]({link})" if link.startswith("http") else paper,
+                " + ".join(f"{count:g}" for count in facts["passes_per_image"]),
+                reference(entry),
                 facts["checked_against"],
             )
         )
-    return markdown(("method", "adapts", "task", "source data", "paper", "checked against"), rows)
+    heads = ("method", "adapts", "task", "source data", "passes", "paper", "checked against")
+    return markdown(heads, rows)
+
+
+def benchmarks_table() -> str:
+    """All registered benchmarks."""
+    rows = []
+    for name, entry in of_package(BENCHMARKS).items():
+        facts = entry.attributes
+        model = code(BENCHMARKS.get(name).default_model)
+        link = f"[{facts['display_name']}]({name}.md) `{name}`"
+        rows.append((link, entry.description.rstrip("."), model))
+    return markdown(("benchmark", "images", "source model"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -134,6 +161,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": cell_table,
     "settings": setting_table,
     "methods": methods_table,
+    "benchmarks": benchmarks_table,
 }
 PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
