@@ -36,8 +36,10 @@ def test_the_example_of_the_page_runs(some_runs, capsys):
     assert "cotta" in capsys.readouterr().out
 
 
-def test_the_notebook_stores_no_output():
-    assert all(not part.get("outputs") for part in NOTEBOOK["cells"])
+def test_the_notebook_stores_the_outputs_of_a_run_and_no_path_of_its_machine():
+    assert all(part["outputs"] for part in NOTEBOOK["cells"] if part["cell_type"] == "code")
+    stored = json.dumps([part.get("outputs") for part in NOTEBOOK["cells"]])
+    assert not re.search(r"/(home|tmp|root|work|Users)/", stored)
 
 
 def test_every_column_is_described():
