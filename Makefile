@@ -89,10 +89,10 @@ debian = @command -v $(1) >/dev/null || \
   { apt-get update -q && apt-get install -y -q --no-install-recommends $(2); } || \
   { echo "error: these tests need $(1), and apt-get cannot install it ($(2))" >&2; exit 2; }
 
-test-browser: .venv/.browser ## the tests of a report's page in headless Chromium (Debian, root)
+test-browser: .venv/.browser .venv/.docs ## a report's page and the docs in headless Chromium (Debian, root)
 	$(call debian,chromium,chromium)
 	CTTA_NEEDS_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
-	  tests/analysis/test_page_in_browser.py $(ARGS)
+	  tests/analysis/test_page_in_browser.py tests/test_docs_site.py $(ARGS)
 
 test-latex: setup ## the tests that compile every kind of table with pdflatex (Debian, root)
 	$(call debian,pdflatex,texlive-latex-base texlive-latex-recommended)
@@ -139,12 +139,9 @@ bench: setup ## speed and memory, as ratios to what the arithmetic needs
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py steps $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/bench.py segmentation $(filter --write-baseline,$(ARGS))
 
-docs: .venv/.docs ## docs/ as HTML in build/docs
-	@mkdir -p build
-	@printf '%s\n' 'site_name: ctta-bench' 'docs_dir: ../docs' 'site_dir: docs' \
-	  'use_directory_urls: false' 'theme: {name: material, font: false}' > build/mkdocs.yml
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file build/mkdocs.yml
-	@echo "build/docs/architecture.html"
+docs: .venv/.docs ## docs/ as a site in build/docs, which opens from disk; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/docs/index.html"
 
 .venv/.docs: .venv/.ready
 	$(PIP) install -c constraints.txt -e '.[docs]'
