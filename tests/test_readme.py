@@ -99,7 +99,7 @@ def test_the_first_claim_has_the_counts_of_the_code() -> None:
 
     assert {case["verdict"] for case in cases} == {"equal"}
     words = " ".join(README.split())
-    assert f"{len(sources)} methods, each in one file. {official} give the outputs of" in words
+    assert f"Of {len(sources)} methods, {official} give the outputs of their authors' code" in words
     assert f"and {others} more those of another published implementation" in words
     assert f"within 1e-9 in float64 in {len(close)} recorded cases" in words
     assert f"within 2e-7 in float32 in {len(cases) - len(close)} more" in words
