@@ -30,10 +30,12 @@ def test_the_notebook_runs_from_top_to_bottom(some_runs, capsys):
     assert "| CoTTA |" in capsys.readouterr().out
 
 
-def test_the_example_of_the_page_runs(some_runs, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "analysis.md").read_text(), re.DOTALL)
-    exec(compile(code, "analysis.md", "exec"), {})
-    assert "cotta" in capsys.readouterr().out
+def test_the_examples_of_the_page_run(some_runs, capsys):
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", (DOCS / "analysis.md").read_text(), re.DOTALL):
+        exec(compile(code, "analysis.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "cotta" in printed and re.search(r"-?\d+\.\d points \[", printed)
 
 
 def test_the_notebook_stores_the_outputs_of_a_run_and_no_path_of_its_machine():
