@@ -161,7 +161,8 @@ def equations(text: str) -> str:
         return f'<div class="equation">{convert(found[1].strip(), display="block")}</div>'
 
     text = re.sub(r"^\$\$(.+?)\$\$$", block, text, flags=re.MULTILINE)
-    return re.sub(r"\$([^$\n]+)\$", lambda found: convert(found[1]), text)
+    # In a span: what begins a line would be a block of its own.
+    return re.sub(r"\$([^$\n]+)\$", lambda found: f"<span>{convert(found[1])}</span>", text)
 
 
 # -- methods and benchmarks ------------------------------------------------------------------------
@@ -402,5 +403,6 @@ def notebook(content: dict[str, Any]) -> str:
 
 def without_style(html: str) -> str:
     """A frame of pandas without its own style, and without blank lines, which end HTML."""
-    bare = re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL).replace(' border="1"', "")
-    return re.sub(r"\n\s*", "\n", bare).replace("\n", "")
+    return re.sub(
+        r'<style.*?</style>| (border="1"|class="dataframe")|\s*\n\s*', "", html, flags=re.S
+    )
