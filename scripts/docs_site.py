@@ -223,8 +223,8 @@ def method_page(name: str, idea: str) -> str:
     if cases := checked_cases().get(name):
         parts += [
             "## Reference outputs",
-            "The logits equal those that were recorded from these programs within 1e-9 in float64 "
-            "(`ctta-bench parity`; [how](../../tests/parity/README.md)).",
+            "The logits equal those that were recorded from these programs, in float64 within 1e-9 "
+            "(`ctta-bench parity` prints each difference; [how](../../tests/parity/README.md)).",
             markdown(("case", "program"), cases),
         ]
     parts += [
