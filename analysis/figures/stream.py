@@ -21,7 +21,9 @@ MAX_MARKERS = 15  # per line
 _RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 
 
-@FIGURES.register_module("stream", place=50, text="Errors along the stream")
+@FIGURES.register_module(
+    "stream", place=50, text="Errors along the stream; a ring marks a reset of the method"
+)
 def stream_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Errors over the stream of one group, one line per method, averaged over its seeds.
 

@@ -65,7 +65,7 @@ def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
 
 
 def _details(settings: Mapping[str, Any]) -> str:
-    """The other settings of benchmark and pre-processing: `order shuffled, size 32 32`."""
+    """The other settings of benchmark and pre-processing: `order shuffled, size 32 x 32`."""
     scale, inference = settings.get("scale"), settings.get("inference")
     segmented = []
     if scale:
@@ -77,12 +77,16 @@ def _details(settings: Mapping[str, Any]) -> str:
         [
             *segmented,
             *(
-                f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+                f"{name} {_joined(name, value) if isinstance(value, list) else value}"
                 for name, value in others.items()
                 if value is not None
             ),
         ]
     )
+
+
+def _joined(name: str, values: list[Any]) -> str:
+    return (" x " if name == "size" else " ").join(map(str, values))
 
 
 def _short(values: list[float]) -> str:

@@ -22,7 +22,7 @@ def protocol(runs: Runs) -> str:
     """What all cells of a group share, in sentences: model, normalisation, amounts, seeds."""
     cell = runs.cells.iloc[0]
     amounts = (
-        str(cell["precision"]),
+        f"Precision {cell['precision']}",
         f"batch size {cell['batch_size']}",
         f"{_images(cell)} per domain",
         counted(len(domain_names(runs)), "domain"),

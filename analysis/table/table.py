@@ -142,7 +142,7 @@ def ranked(
     best. A missing value is printed as MISSING, or as EMPTY for the rows in `empty`.
     """
     printed = [
-        f"{value:.1f}" if np.isfinite(value) else EMPTY if row in empty else MISSING
+        f"{round(value, 1) + 0.0:.1f}" if np.isfinite(value) else EMPTY if row in empty else MISSING
         for row, value in values.items()
     ]
     best, second = best_two(printed, higher)

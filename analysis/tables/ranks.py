@@ -99,12 +99,12 @@ def rank_table(ranks: Ranks) -> Table:
         caption=(
             f"Mean ranks over {ranks.blocks} domains: {ranks.title}. Rank 1 is the best. Two "
             f"methods differ if their mean ranks differ by more than {ranks.critical:.2f} "
-            f"(Nemenyi's test of all pairs, level {ALPHA}). Bold: no significant difference to the "
-            f"best. Friedman's test that all methods are equal: p {_p_text(ranks.p)}. The domains "
-            "of a stream are not independent, so these tests are a guide and not a proof."
+            f"(Nemenyi's test of all pairs, level {ALPHA}). Bold: no significant difference from "
+            f"the best. Friedman's test that all methods are equal: p {_p_text(ranks.p)}. The "
+            "domains of a stream are not independent, so these tests are a guide and not a proof."
         ),
         frame=frame,
-        header=("method", "mean rank", "difference to the best"),
+        header=("method", "mean rank", "difference from the best"),
         lines=tuple(
             (
                 ranks.label(name),
