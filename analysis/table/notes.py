@@ -107,7 +107,7 @@ def enumerated(texts: Sequence[str]) -> str:
 
 def counted(count: int, noun: str) -> str:
     """`1 round`, `3 rounds`."""
-    return f"{count} {noun}" + "s" * (count != 1)
+    return f"{count} {noun}" + "s" * bool(count != 1)
 
 
 def table_name(runs: Runs) -> str:

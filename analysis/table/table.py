@@ -168,8 +168,8 @@ def signed(value: float) -> str:
 
 
 def plus_minus(half: float) -> str:
-    """` ± 1.2` for half an interval, ` ± <0.1` for a small one, "" where there is none."""
-    if not np.isfinite(half):
+    """` ± 1.2` for half an interval, ` ± <0.1` for a small one, "" without variation."""
+    if not np.isfinite(half) or half == 0:
         return ""
     return f" ± {half:.1f}" if half >= 0.05 else " ± <0.1"
 

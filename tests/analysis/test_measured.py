@@ -75,7 +75,7 @@ def test_a_row_tells_medians_and_how_far_they_lie_apart() -> None:
         "source data": "unlabelled",
     }
     assert "1 thread" in table.caption
-    assert any("norm" in note for note in table.footnotes)
+    assert any("BN adapt" in note for note in table.footnotes)
 
 
 def test_a_record_from_before_source_data_was_noted_is_read() -> None:

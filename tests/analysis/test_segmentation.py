@@ -75,7 +75,7 @@ def test_a_pixel_without_a_valid_prediction_is_wrong_for_its_label_alone(streets
         (lambda r: r["rounds"][0]["domains"][0].update(miou=None), "miou is None"),
         (lambda r: r.update(mean=50.0), "the mean is 50.0 in result.json, but 58.33"),
         (lambda r: r.update(mean=None), "the mean is None"),
-        (lambda r: r.update(classes=["road"]), "4 classes, result.json 1"),
+        (lambda r: r.update(classes=["road"]), "4 classes, result.json has 1"),
         (
             lambda r: r.update(metric="error"),
             "the metric of result.json is error, that of the benchmark",

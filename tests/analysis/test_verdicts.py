@@ -1,4 +1,4 @@
-"""The stored verdicts are of the golden cases that are there, and the page tells them."""
+"""The stored verdicts belong to the existing reference cases, and the page shows them."""
 
 import json
 
@@ -17,7 +17,7 @@ from ctta_bench.cli.reporting import _describe_methods
 from ctta_bench.registry import METHODS
 
 
-def test_a_verdict_is_stored_for_every_golden_case_and_no_other():
+def test_a_verdict_is_stored_for_every_reference_case_and_no_other():
     """`ctta-bench parity --out analysis/reference/parity.csv` makes them."""
     found = set()
     for name, file in collect([repository_cases()]).items():
@@ -47,8 +47,8 @@ def test_verdicts_are_written_by_method_and_case(tmp_path):
     [
         ("tent", "cases recorded from DequanWang/tent (commit e9e926a), "),
         ("lora", "1 case recorded from huggingface/peft (0.21.2); equal, largest difference"),
-        ("source", "a plain pass through the network"),
-        ("finetune", "no figures of an official implementation are recorded"),
+        ("source", "a plain forward pass of the network"),
+        ("finetune", "no reference outputs of an official implementation are recorded"),
     ],
 )
 def test_a_method_s_verdict_is_a_sentence(method, words):

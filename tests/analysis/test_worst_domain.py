@@ -18,7 +18,7 @@ def test_the_worst_domain_is_named_with_its_error() -> None:
     table = worst_domain_table(runs)
 
     assert table is not None
-    (source,) = [entries for label, entries in table.lines if label == "source"]
+    (source,) = [entries for label, entries in table.lines if label == "Source"]
     assert source[0].text == f"{of_source.max():.1f} ({of_source.idxmax()})"
     assert source[1].text == f"{of_source.min():.1f} ({of_source.idxmin()})"
     assert table.frame.loc["source", "apart"] == pytest.approx(of_source.max() - of_source.min())
