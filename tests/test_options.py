@@ -104,7 +104,7 @@ def test_a_request_has_every_option_with_the_default_that_was_declared() -> None
     [
         ("run --plugin TOY tent to", ["toy"]),
         ("run tent fashion_c --model fashion_c", ["fashion_cnn"]),
-        ("run --plugin TOY tent toy --model toy_", ["toy_vit", "toy_cnn"]),
+        ("run --plugin TOY tent toy --model toy_", ["toy_cnn", "toy_vit"]),
         ("run tent fashion_c --preset p", ["paper", "published"]),
         ("run sar fashion_c --set rh", ["rho="]),
         ("run sar fashion_c --set re", ["recovery_threshold=", "repeat=", "reset_every="]),

@@ -147,7 +147,7 @@ def _modules(registry: Registry, given: Given) -> dict[str, str]:
     for file in map(Path, given.get("plugin") or ()):
         if file.suffix == ".py" and file.is_file():
             found |= dict.fromkeys(scan(file, str(file), registry.variable), str(file))
-    return found
+    return dict(sorted(found.items()))
 
 
 def _chosen(kind: str, given: Given) -> list[str]:
