@@ -88,9 +88,9 @@ def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit):
     page, _ = visit()
     head = page.locator(MAIN).get_by_role("button", name="mean", exact=True)
     head.click()
-    assert methods(page) == ["cotta", "tent", "sar", "source", "</script><b>"]
+    assert methods(page) == ["CoTTA", "TENT", "SAR", "Source", "</script><b>"]
     head.click()  # what has no result stays at the end
-    assert methods(page) == ["source", "sar", "tent", "cotta", "</script><b>"]
+    assert methods(page) == ["Source", "SAR", "TENT", "CoTTA", "</script><b>"]
     sorted_by = page.locator(MAIN).locator("th[aria-sort]")
     assert sorted_by.get_attribute("aria-sort") == "descending"
 
@@ -99,7 +99,7 @@ def test_the_keyboard_sorts_too(visit):
     page, _ = visit()
     page.locator(MAIN).get_by_role("button", name="method", exact=True).focus()
     page.keyboard.press("Enter")
-    assert methods(page) == ["</script><b>", "cotta", "sar", "source", "tent"]
+    assert methods(page) == ["</script><b>", "CoTTA", "SAR", "Source", "TENT"]
 
 
 def test_a_filter_leaves_the_rows_that_hold_its_words(visit):
@@ -122,8 +122,8 @@ def test_curves_are_told_in_words_by_arrow_keys(visit, report):
     page.keyboard.press("End")
     page.wait_for_function("document.querySelector('.curves output').textContent.includes('fog')")
     assert told.inner_text().startswith("200 images, fog: ")
-    assert f"cotta {last:.1f}" in told.inner_text()
-    assert "(reset)" in told.inner_text().partition("sar")[2]
+    assert f"CoTTA {last:.1f}" in told.inner_text()
+    assert "(reset)" in told.inner_text().partition("SAR")[2]
     assert page.locator("canvas").get_attribute("aria-label").startswith("error in % (each batch)")
     page.keyboard.press("Home")
     page.wait_for_function(
@@ -133,11 +133,11 @@ def test_curves_are_told_in_words_by_arrow_keys(visit, report):
 
 def test_a_method_can_be_taken_off_the_curves(visit):
     page, _ = visit()
-    page.get_by_role("checkbox", name="cotta").uncheck()
+    page.get_by_role("checkbox", name="CoTTA").uncheck()
     page.locator(".uplot").focus()
     page.keyboard.press("End")
     page.wait_for_function("document.querySelector('.curves output').textContent.includes('fog')")
-    assert "cotta" not in page.locator(".curves output").inner_text()
+    assert "CoTTA" not in page.locator(".curves output").inner_text()
 
 
 def test_a_link_to_a_cell_opens_its_configuration(visit):
