@@ -133,8 +133,8 @@ def significance_table(runs: Runs) -> Table | None:
             f"{metric.symbol} of the method minus that of {source.label}, in points "
             f"({metric.sign_of_better}: the method is better). 95 % interval and two-sided p hold "
             f"{notes.holds_for(seeds)}. p (Holm): corrected for the number of methods. Bold: p "
-            f"(Holm) below {LEVEL}. Detectable: the least true difference that these data show "
-            "with 80 % power at that level, before the correction."
+            f"(Holm) below {LEVEL}. Detectable: the smallest true difference that a test at "
+            "this level finds with 80 % power, before the correction."
         ),
         frame=frame.reindex(list(results)),
         header=("method", "difference", "95 % interval", "p", "p (Holm)", "detectable"),
