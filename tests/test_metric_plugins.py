@@ -200,7 +200,7 @@ def test_one_file_adds_a_measure_from_the_logits_to_the_report(tmp_path: Path) -
     )
     (table,) = [path for path in report.table_files if path.name.endswith("-measures.md")]
     assert "| method | top-3 error % |" in table.read_text()
-    assert f"| source | {np.mean(list(missed.values())):.1f} |" in table.read_text()
+    assert f"| Source | {np.mean(list(missed.values())):.1f} |" in table.read_text()
     assert "Further measures" not in write_report(runs_dir / "before").page.read_text()
 
 
@@ -222,7 +222,7 @@ def test_a_measure_is_recounted_and_held_against_the_arrays(tmp_path: Path) -> N
     arrays = stored(folder)
     arrays["top3_error"] = np.ones_like(arrays["top3_error"])
     np.savez_compressed(folder / "predictions.npz", **arrays)
-    assert "top3_error of" in load(tmp_path / "runs").left_out[0][1]
+    assert "top3_error is" in load(tmp_path / "runs").left_out[0][1]
 
 
 @pytest.mark.parametrize("is_loaded_first", [True, False])
