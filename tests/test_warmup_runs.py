@@ -292,7 +292,7 @@ def test_rows_distinguish_warm_up_only_adapted_and_without_warm_up(copied: Path)
     assert (len(outcome.done), len(outcome.kept), outcome.warmups) == (3, 1, [])
     assert events[0] == "0 kept"  # the warm-up
     (group,) = load(copied).groups()
-    labels = {row.label: row for row in rows(group)}
+    labels = {row.name: row for row in rows(group)}
     assert set(labels) == {
         "lora lr=0.0002",
         "lora with warm-up, lr=0.0002",
@@ -379,10 +379,10 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
     for c in chosen:
         run(c, tmp_path)
     (group,) = load(tmp_path).groups()
-    names = {row.label for row in rows(group)}
+    names = {row.name for row in rows(group)}
     assert names == {"source", "vida", "vida with warm-up", "vida (warm-up only)"}
     notes = footnotes(group, rows(group))
-    warmed = "vida (warm-up only), vida with warm-up"
+    warmed = "ViDA (warm-up only), ViDA (with warm-up)"
     assert f"Trained on source images before the stream (warm-up): {warmed}." in notes
     assert f"Before the stream, labelled source images were read by {warmed}." in notes
     read = [json.loads((tmp_path / c.id / "result.json").read_text()) for c in chosen]

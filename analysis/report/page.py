@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": _code, "embedded": _embedded}
+    environment.filters |= {"code": _code, "embedded": _embedded, "means_first": means_first}
     counts = runs.cells["state"].value_counts()
     return environment.get_template("report.html.j2").render(
         title=directory.resolve().name,
@@ -78,6 +78,21 @@ def render(
         script=Markup((_TEMPLATES / "page.js").read_text("utf-8")),
         style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
         has_streams=any(section.stream for section in sections),
+    )
+
+
+def means_first(table: Table) -> Table:
+    """The table with mean, gain and seeds before the domains, so that a screen shows them."""
+    if "mean" not in table.header or table.spans:
+        return table
+    first = table.header.index("mean")
+    label, *domains = table.header[:first]
+    return replace(
+        table,
+        header=(label, *table.header[first:], *domains),
+        lines=tuple(
+            (name, (*entries[first - 1 :], *entries[: first - 1])) for name, entries in table.lines
+        ),
     )
 
 

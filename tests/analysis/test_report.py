@@ -217,3 +217,9 @@ def test_a_cut_log_of_batches_costs_the_curve_but_no_number(cell, runs_dir, tmp_
     drawn = pd.read_csv(stream_figure(load(runs_dir), tmp_path / "stream")[2])
     assert set(drawn["method"]) == {"source"}
     assert write_report(runs_dir).tables[0].frame.loc["tent", "mean"] == 30
+
+
+def test_the_page_shows_the_means_before_the_domains(own_report):
+    (heads, *_) = re.findall(r"<thead>(.*?)</thead>", own_report.page.read_text())
+    found = re.findall(r"<th[^>]*>(.*?)</th>", heads)
+    assert found[:2] == ["method", "mean"] and found[-1] == "fog"
