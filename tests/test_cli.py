@@ -155,7 +155,9 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     first = invoke("grid", "two.yaml", *PLUGIN)
     assert first.exit_code == 0, first.output
     assert "4 cells run, 0 were done before, 0 failed" in first.stdout
-    assert re.search(r"\[4/4\] done     tent toy seed 1  error \d+\.\d %  \d+ s\n", first.stderr)
+    assert re.search(
+        r"\[4/4\] done     tent toy toy_vit seed 1  error \d+\.\d %  \d+ s\n", first.stderr
+    )
     assert "0 cells run, 4 were done before" in invoke("grid", "two.yaml", *PLUGIN).stdout
     rows = json.loads(invoke("status", "runs/two", "--format", "json").stdout)
     assert [row["state"] for row in rows] == ["done"] * 4

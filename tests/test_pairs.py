@@ -111,7 +111,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("model", ["fashion_vit", "fashion_cnn", "small_resnet", "small_vit"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("fashion_vit", marks=pytest.mark.slow),
+        pytest.param("fashion_cnn", marks=pytest.mark.slow),
+        "small_resnet",
+        "small_vit",
+    ],
+)
 @pytest.mark.parametrize("method", ALL)
 def test_every_pair_runs_or_is_refused_in_one_sentence(
     method: str, model: str, tmp_path: Path

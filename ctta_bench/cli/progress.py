@@ -167,9 +167,10 @@ def state_printer(
 
 
 def _finished(step: "Step", directory: Path) -> str:
-    """`tent fashion_c seed 0  error 30.4 %  12 s`."""
+    """`tent fashion_c fashion_vit seed 0  error 30.4 %  12 s`."""
     cell = step.record
-    name = f"{cell['method']['name']} {cell['benchmark']['name']} seed {cell['seed']}"
+    of = (cell["method"]["name"], cell["benchmark"]["name"], cell["model"]["name"])
+    name = f"{' '.join(of)} seed {cell['seed']}"
     result: Any = RunFolder(directory / step.id).result()
     if step.warms_up:
         return f"warm-up of {name}  {result['seconds']:.0f} s"
