@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ctta_bench.analysis.table.table import MISSING, signed
 from ctta_bench.registry import METHODS
+from ctta_bench.scoring.metric import printed
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = README.parent / "docs" / "results"
@@ -160,7 +161,7 @@ def _of_model(tables: Path, model: str) -> dict[str, list[str]]:
             low, high = (-float(paired[label][side]) for side in ("high", "low"))
             interval = f"[{signed(low)}, {signed(high)}]"
         gain = signed(float(row["gain"])) if label in paired else MISSING
-        found[label] = [f"{float(row['mean']):.1f}", gain, interval]
+        found[label] = [printed(float(row["mean"])), gain, interval]
     return found
 
 

@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ctta_bench.analysis.table.table import csv_text
 from ctta_bench.errors import ConfigError
 
 STYLE: dict[str, Any] = {
@@ -145,5 +146,5 @@ def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
-    drawn.to_csv(paths[2], index=False, float_format="%.10g", lineterminator="\n")
+    paths[2].write_text(csv_text(drawn), "utf-8")
     return paths

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.kept_models.geometry_runs import Geometry
-from ctta_bench.analysis.table.table import Table
+from ctta_bench.analysis.table.table import Table, csv_text
 from ctta_bench.analysis.tables.geometry import (
     CIRCULAR,
     geometry_table,
@@ -121,12 +121,7 @@ def write_geometry(
     """
     table = geometry_table(geometry)
     table.write(tables)
-    geometry.layers.to_csv(
-        tables / f"{geometry.name}-layers.csv",
-        index=False,
-        float_format="%.10g",
-        lineterminator="\n",
-    )
+    (tables / f"{geometry.name}-layers.csv").write_text(csv_text(geometry.layers), "utf-8")
     drawn = [
         ("geometry", "Change of lengths, angles and pairwise angles by domain", minmax_figure),
         (

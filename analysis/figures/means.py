@@ -15,7 +15,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.compared import uncertainty
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
 from ctta_bench.registry import FIGURES
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import Metric, printed
 
 
 @FIGURES.register_module("means", place=10, text="Mean of each method; dashed line: source")
@@ -80,7 +80,7 @@ def _draw_bars(
         axes.text(
             mean + deviation + 0.015 * reach,
             position,
-            f"{mean:.1f}",
+            printed(mean),
             va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # hides the dashed line
         )

@@ -22,6 +22,7 @@ from ctta_bench.analysis.tables.classes import classes_of
 from ctta_bench.record.read import UnusableCellError
 from ctta_bench.record.schema import PICTURES_FILE
 from ctta_bench.registry import FIGURES
+from ctta_bench.scoring.metric import printed
 
 MAX_PANELS = 12  # of a frame: image, ground truth and ten rows of the table
 WIDTHS = (4, 5, 6, 3)  # panels in a line, in order of preference
@@ -197,7 +198,7 @@ def _panels(frame: Frame, colours: npt.NDArray[np.uint8]) -> list[tuple[str, Arr
 
 
 def _panel_title(label: str, miou: float) -> str:
-    return label if np.isnan(miou) else f"{label}: {miou:.1f}"
+    return label if np.isnan(miou) else f"{label}: {printed(miou)}"
 
 
 def _show(axes: Axes, name: str, picture: Array) -> None:

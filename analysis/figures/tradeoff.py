@@ -16,6 +16,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
 from ctta_bench.registry import FIGURES
+from ctta_bench.scoring.metric import EQUAL_DECIMALS
 
 _PANELS = {  # the cost in the cells, and the axis
     "seconds": "seconds for the stream",
@@ -41,12 +42,14 @@ def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
     drawn = pd.DataFrame(
         [{"method": row.name, "mean": row.mean, "std": row.std, **_costs(row)} for row in found]
     )
-    panels = [name for name in _PANELS if len(found) >= FEWEST and drawn[name].notna().all()]
+    panels = [
+        name for name in _PANELS if len(found) >= FEWEST and drawn[name].notna().sum() >= FEWEST
+    ]
     if not panels:
         return []
     for name in panels:
-        costs, badness = drawn[name].to_numpy(), metric.ascending * drawn["mean"].to_numpy()
-        drawn[f"{name}_front"] = on_front(costs, badness)
+        costs, means = drawn[name].to_numpy(), drawn["mean"].round(EQUAL_DECIMALS).to_numpy()
+        drawn[f"{name}_front"] = on_front(costs, metric.ascending * means)
     with canvas.drawing():
         lines, columns = canvas.panels(len(panels))
         figure = canvas.figure((3.6 * len(panels) + 2.0, 4.2), 2.3 * lines)
@@ -65,11 +68,15 @@ def tradeoff_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
 def on_front(
     costs: npt.NDArray[np.float64], badness: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Points that no other point dominates: at most as high in both, and lower in one."""
+    """Points that no other point dominates: at most as high in both, and lower in one.
+
+    A point without a cost (NaN) is not on the front.
+    """
     no_cheaper = costs[:, None] >= costs[None, :]
     no_better = badness[:, None] >= badness[None, :]
     differs = (costs[:, None] > costs[None, :]) | (badness[:, None] > badness[None, :])
-    return np.asarray(~(no_cheaper & no_better & differs).any(axis=1))
+    known = np.isfinite(costs)
+    return np.asarray(known & ~(no_cheaper & no_better & differs).any(axis=1))
 
 
 def _costs(row: Row) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """The printed numbers of the paper of PAID next to measured ones, with recomputed means."""
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, met
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.record.schema import RESULTS_TABLE_FILE
 from ctta_bench.registry import BENCHMARKS, METHODS, TABLES
+from ctta_bench.scoring.metric import printed
 
 PAPER = "paper"
 QUOTED = (
@@ -73,9 +73,9 @@ class PaperNumbers:
         """Printed means that are not the mean of their printed cells, and other remarks."""
         for method in methods:
             parts = [
-                f"{where}{printed:.1f} is printed, the printed cells give {half_up(recomputed)}"
-                for where, printed, recomputed in self._means(method)
-                if abs(printed - recomputed) > _HALF_DIGIT
+                f"{where}{stated:.1f} is printed, the printed cells give {printed(recomputed)}"
+                for where, stated, recomputed in self._means(method)
+                if abs(stated - recomputed) > _HALF_DIGIT
             ]
             known = _remarks()
             ours = (known["benchmark"] == self.benchmark) & (known["method"] == method)
@@ -87,10 +87,10 @@ class PaperNumbers:
         """Each printed mean with the mean of its printed cells."""
         own = self.cells[(self.cells["method"] == method) & (self.cells["domain"] != "mean")]
         for name, part in own.groupby("round", sort=False):
-            printed = self.value(method, str(name), "mean")
-            if not np.isnan(printed):
+            stated = self.value(method, str(name), "mean")
+            if not np.isnan(stated):
                 where = f"round {name}: " if self.last != name else "mean: "
-                yield where, printed, float(part["value"].mean())
+                yield where, stated, float(part["value"].mean())
         if self.last not in set(own["round"]) and len(own):
             yield "mean: ", self.mean(method), float(own["value"].mean())
 
@@ -149,9 +149,9 @@ def paper_table(runs: Runs) -> Table | None:
     by_round = len(rounds) > 1
     lines: list[tuple[str, str, npt.NDArray[np.float64]]] = []
     for row in found:
-        printed = _printed_line(row.method, numbers)
+        quoted = _printed_line(row.method, numbers)
         lines.append((row.name, row.label, _measured_line(row, by_round)))
-        lines.append((f"{row.name}, {PAPER}", f"{row.label}, {PAPER}", printed))
+        lines.append((f"{row.name}, {PAPER}", f"{row.label}, {PAPER}", quoted))
     spans = [(f"round {name}", len(domains) + 1) for name in rounds] if by_round else []
     names = [f"{over} {name}" for over, _ in spans for name in (*domains, "mean")]
     frame = pd.DataFrame(
@@ -206,13 +206,8 @@ def paper_label(method: str) -> str:
     return METHODS.display_name(name) + (f" ({variant.replace('+', ', ')})" if variant else "")
 
 
-def half_up(value: float) -> str:
-    """To one decimal, halves rounded up, as a reader rounds printed numbers by hand."""
-    return f"{math.floor(10 * value + 0.5 + 1e-6) / 10:.1f}"
-
-
 def _text(value: float) -> str:
-    return MISSING if np.isnan(value) else f"{value:.1f}"
+    return MISSING if np.isnan(value) else printed(value)
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from ctta_bench.analysis.paper.printed import (
     QUOTED,
     PaperNumbers,
     cost_reference,
-    half_up,
     paper_label,
     reference,
 )
@@ -25,6 +24,7 @@ from ctta_bench.analysis.table.table import (
     write_references,
 )
 from ctta_bench.registry import BENCHMARKS, domain_display_names
+from ctta_bench.scoring.metric import printed
 
 _TITLES = {  # of the paper's tables, by their names in the reference
     "10_round": "Ten rounds, ",
@@ -131,14 +131,14 @@ def _by_rounds(numbers: PaperNumbers) -> pd.DataFrame:
         for step in dict.fromkeys(numbers.cells["round"]):
             values = [numbers.value(method, step, domain) for domain in numbers.domains]
             where = step if step.startswith("mean") else f"round {step}"
-            printed = numbers.value(method, step, "mean")
-            lines[f"{method}, {where}"] = [*values, printed, float(np.mean(values))]
+            stated = numbers.value(method, step, "mean")
+            lines[f"{method}, {where}"] = [*values, stated, float(np.mean(values))]
     columns = [*numbers.domains, "mean", _RECOMPUTED]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
 def _ranked(values: "pd.Series[float]", higher: bool) -> list[Entry]:
-    texts = [MISSING if np.isnan(value) else half_up(value) for value in values]
+    texts = [MISSING if np.isnan(value) else printed(value) for value in values]
     best, second = best_two(texts, higher)
     return [Entry(text, text == best, text == second) for text in texts]
 

@@ -14,7 +14,7 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, metric_of, rows
 from ctta_bench.registry import FIGURES
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import Metric, printed
 
 MIN_DOMAINS = 3  # of a polygon
 
@@ -129,7 +129,7 @@ def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]], canvas: Canvas) ->
             axes.errorbar(
                 row.mean, number, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=3
             )
-        axes.text(row.mean + spread + 0.015 * reach, number, f"{row.mean:.1f}", va="center")
+        axes.text(row.mean + spread + 0.015 * reach, number, printed(row.mean), va="center")
     axes.set_xlim(0, 1.12 * reach if reach else 1)
     axes.set_yticks(range(len(found)), canvas.names(_label(name, row) for name, row in found))
     axes.tick_params(axis="y", length=0)

@@ -19,10 +19,11 @@ from ctta_bench.record.read import (
     read_json,
     wrong_content,
 )
-from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE, RESULT_FILE
+from ctta_bench.record.schema import CELL_FILE, PREDICTIONS_FILE, RESULT_FILE, CostRecord
 from ctta_bench.scoring.measures import Measure, all_measures
 from ctta_bench.scoring.metric import Count, Key, Metric, visits
 
+COSTS = sorted(CostRecord.__required_keys__)
 _ROUNDING = 0.06  # points: result.json may be rounded to one decimal
 _NOT_VALUES = {"domain", "n", "errors", "pixels"}
 _NUMBERS = {float, int, type(None)}
@@ -86,11 +87,13 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
     names = ("metric", "source_accuracy", "source_access", "order_sha256", "same_images")
-    counters = {"skipped_updates": 0, "resets": 0} | result["counters"]
+    counted, cost = result.get("counters"), result.get("cost") or {}
+    counters = {} if counted is None else {"skipped_updates": 0, "resets": 0} | counted
     classes = tuple(map(str, result.get("classes") or ()))
     named = {name: result.get(name) for name in names}
     probes = tuple(result.get("source_probes") or ())
-    return {**named, "classes": classes, "source_probes": probes, **counters, **result["cost"]}
+    costs = {name: cost.get(name) for name in COSTS}
+    return {**named, "classes": classes, "source_probes": probes, **counters, **costs}
 
 
 def _check_identity(result: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
@@ -131,9 +134,12 @@ def _counts(
 
 
 def _recounted(reported: Mapping[Key, dict[str, Any]]) -> list[Measure]:
-    """The measures of a result that are computed again."""
-    first = next(iter(reported.values()), {})
-    return [m for m in all_measures() if m.recounted and m.name in first]
+    """The measures that all visits of a result have, and that are computed again."""
+    return [
+        measure
+        for measure in all_measures()
+        if measure.recounted and all(measure.name in entry for entry in reported.values())
+    ]
 
 
 def _check_counts(reported: Mapping[Key, dict[str, Any]], counts: Mapping[Key, Count]) -> None:

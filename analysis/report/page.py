@@ -25,6 +25,7 @@ from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
 from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, LOG_FILE
 from ctta_bench.registry import METHODS
+from ctta_bench.scoring.metric import printed
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 2000  # of a curve that is drawn in the browser
@@ -215,7 +216,7 @@ def _method_pages(runs: Runs, facts: dict[str, dict[str, str]]) -> list[dict[str
 
 
 def _decimal(value: Any) -> str:
-    return "–" if pd.isna(value) else f"{value:.1f}"
+    return "–" if pd.isna(value) else printed(value)
 
 
 def _relative(folder: Path, directory: Path) -> str:

@@ -27,7 +27,7 @@ from ctta_bench.analysis.report.page import (
 )
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
-from ctta_bench.analysis.table.table import Table, citation_keys, write_references
+from ctta_bench.analysis.table.table import Table, citation_keys, csv_text, write_references
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.analysis.tables.protocol import methods_left_out
 from ctta_bench.errors import ConfigError, RunError
@@ -101,9 +101,7 @@ def write_report(
         if measured:
             sections.append(_measured(measured, draft, keys))
             main_tables = main_tables or sections[-1].tables
-        runs.results.to_csv(
-            draft / RESULTS_TABLE_FILE, index=False, float_format="%.10g", lineterminator="\n"
-        )
+        (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
         (draft / PAGE_FILE).write_text(render(directory, runs, sections, facts), "utf-8")

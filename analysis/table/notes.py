@@ -282,7 +282,7 @@ def _counted(found: Sequence[Row], counter: str, text: str) -> Iterator[str]:
         f"{row.label}, seed {seed}: {int(count)}"
         for row in found
         for seed, count in zip(row.finished["seed"], row.finished[counter], strict=True)
-        if count > 0
+        if pd.notna(count) and count > 0
     ]
     if parts:
         yield f"{text} ({listed(parts, '; ')})."

@@ -13,7 +13,7 @@ import pandas as pd
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.registry import METHODS, domain_display_names
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import EQUAL_DECIMALS, Metric
 
 SOURCE = "source"
 _ID_LENGTH = 8
@@ -90,7 +90,12 @@ def rows(runs: Runs) -> list[Row]:
     sign = metric_of(runs).ascending
     return sorted(
         found,
-        key=lambda row: (row.method != SOURCE, np.isnan(row.mean), sign * row.mean, row.name),
+        key=lambda row: (
+            row.method != SOURCE,
+            np.isnan(row.mean),
+            sign * round(row.mean, EQUAL_DECIMALS),
+            row.name,
+        ),
     )
 
 

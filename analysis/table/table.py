@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.registry import METHODS, references
+from ctta_bench.scoring.metric import EQUAL_DECIMALS, printed
 
 MISSING = "–"
 EMPTY = "n/a"  # nothing to score
@@ -89,9 +90,7 @@ class Table:
 
     def to_csv(self) -> str:
         """The numbers at full precision, an empty field where one is missing."""
-        return self.frame.to_csv(
-            index_label=self.header[0], float_format="%.10g", lineterminator="\n"
-        )
+        return csv_text(self.frame, self.header[0])
 
     def to_markdown(self) -> str:
         """Caption, GitHub table and footnotes."""
@@ -130,6 +129,18 @@ class Table:
         return "\n".join(lines) + "\n"
 
 
+def csv_text(frame: pd.DataFrame, index_label: str | None = None) -> str:
+    """A frame as CSV, numbers at full precision and never -0; the index only if it has a label."""
+    numbers = frame.select_dtypes("float").columns
+    positive = frame.assign(**{name: frame[name] + 0.0 for name in numbers})
+    return positive.to_csv(
+        index=index_label is not None,
+        index_label=index_label,
+        float_format="%.10g",
+        lineterminator="\n",
+    )
+
+
 def ranked(
     values: "pd.Series[float]",
     higher: bool,
@@ -141,20 +152,27 @@ def ranked(
     Printed values are compared, so that equal ones have the same mark; if all are equal, none is
     best. A missing value is printed as MISSING, or as EMPTY for the rows in `empty`.
     """
-    printed = [
-        f"{round(value, 1) + 0.0:.1f}" if np.isfinite(value) else EMPTY if row in empty else MISSING
+    texts = [
+        printed(value) if np.isfinite(value) else EMPTY if row in empty else MISSING
         for row, value in values.items()
     ]
-    best, second = best_two(printed, higher)
+    best, second = best_two(texts, higher)
     return [
         Entry(text, text == best, text == second, row in flagged)
-        for row, text in zip(values.index, printed, strict=True)
+        for row, text in zip(values.index, texts, strict=True)
     ]
 
 
-def best_two(printed: Sequence[str], higher: bool = False) -> tuple[str | None, str | None]:
+def in_order(frame: pd.DataFrame, column: str, higher: bool) -> pd.DataFrame:
+    """The rows from the best value of a column to the worst; equal ones stay in their order."""
+    rounded = frame[column].round(EQUAL_DECIMALS)
+    order = rounded.sort_values(ascending=not higher, kind="stable").index
+    return frame.loc[order]
+
+
+def best_two(texts: Sequence[str], higher: bool = False) -> tuple[str | None, str | None]:
     """The best and the second best of printed numbers, as printed; None if all are equal."""
-    numbers = {text for text in printed if text not in (EMPTY, MISSING)}
+    numbers = {text for text in texts if text not in (EMPTY, MISSING)}
     order = sorted(numbers, key=float, reverse=higher)
     return (order[0], order[1]) if len(order) > 1 else (None, None)
 
@@ -163,7 +181,7 @@ def signed(value: float) -> str:
     """`+1.2`, `−1.2`, `0.0`, or MISSING."""
     if np.isnan(value):
         return MISSING
-    text = f"{abs(value):.1f}"
+    text = printed(abs(value))
     return text if text == "0.0" else ("+" if value > 0 else "−") + text
 
 
@@ -171,7 +189,7 @@ def plus_minus(half: float) -> str:
     """` ± 1.2` for half an interval, ` ± <0.1` for a small one, "" without variation."""
     if not np.isfinite(half) or half == 0:
         return ""
-    return f" ± {half:.1f}" if half >= 0.05 else " ± <0.1"
+    return f" ± {printed(half)}" if half >= 0.05 else " ± <0.1"
 
 
 def safe_name(text: str) -> str:

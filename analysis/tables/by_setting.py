@@ -10,6 +10,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, row_names, rows
 from ctta_bench.analysis.table.table import Table, ranked, safe_name
 from ctta_bench.registry import BENCHMARKS, MODELS, TABLES
+from ctta_bench.scoring.metric import EQUAL_DECIMALS
 from ctta_bench.stream.settings import setting_display_name
 
 FEWEST = 2  # settings of a table
@@ -62,7 +63,7 @@ def _means(group: Runs, name_of: Mapping[str, str]) -> "pd.Series[float]":
 def _table(group: Runs, means: pd.DataFrame, labels: Mapping[str, str]) -> Table:
     cell, metric = group.cells.iloc[0], metric_of(group)
     # A row with a missing mean is placed by the others.
-    place = means.rank(ascending=not metric.higher_is_better).mean(axis=1)
+    place = means.round(EQUAL_DECIMALS).rank(ascending=not metric.higher_is_better).mean(axis=1)
     frame = means.loc[place.sort_values(kind="stable").index]
     columns = [ranked(frame[name], metric.higher_is_better) for name in frame.columns]
     return Table(

@@ -11,6 +11,7 @@ from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, best_two
 from ctta_bench.registry import TABLES
 from ctta_bench.scoring.measures import all_measures
+from ctta_bench.scoring.metric import printed
 
 Floats = npt.NDArray[np.float64]
 
@@ -78,9 +79,10 @@ def _deviation(seeds: Floats) -> float:
 
 
 def _entries(frame: pd.DataFrame, name: str, decimals: int) -> list[Entry]:
-    printed = [f"{value:.{decimals}f}" for value in frame[name]]
-    texts = [MISSING if np.isnan(v) else t for v, t in zip(frame[name], printed, strict=True)]
-    spread = ["" if np.isnan(std) else f" ± {std:.{decimals}f}" for std in frame[f"{name}_std"]]
+    texts = [printed(value, decimals) if np.isfinite(value) else MISSING for value in frame[name]]
+    spread = [
+        "" if np.isnan(std) else f" ± {printed(std, decimals)}" for std in frame[f"{name}_std"]
+    ]
     best, second = best_two(texts)
     return [
         Entry(text + more, text == best, text == second)

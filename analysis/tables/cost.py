@@ -10,6 +10,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, rows
 from ctta_bench.analysis.table.table import MISSING, Entry, Table
 from ctta_bench.registry import METHODS, TABLES
+from ctta_bench.scoring.metric import printed
 
 REFERENCE = "tent"
 _FRAME = {  # columns of the frame, with the cost in the cells that each averages
@@ -75,9 +76,9 @@ def _entries(values: "pd.Series[float]") -> tuple[Entry, ...]:
     shown: list[tuple[str, Callable[[float], str]]] = [
         ("parameters", lambda value: f"{value:,.0f}"),
         ("state", in_bytes),
-        ("forward", lambda value: f"{value:.2f}"),
-        ("backward", lambda value: f"{value:.2f}"),
-        ("time", lambda value: f"{value:.2f}"),
+        ("forward", lambda value: printed(value, 2)),
+        ("backward", lambda value: printed(value, 2)),
+        ("time", lambda value: printed(value, 2)),
     ]
     return tuple(
         Entry(MISSING if np.isnan(values[name]) else text(float(values[name])))
@@ -89,7 +90,7 @@ def in_bytes(value: float) -> str:
     """Bytes in a readable unit."""
     for unit, size in (("MB", 1e6), ("kB", 1e3)):
         if value >= size:
-            return f"{value / size:.1f} {unit}"
+            return f"{printed(value / size)} {unit}"
     return f"{value:.0f} B"
 
 

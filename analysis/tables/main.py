@@ -25,7 +25,7 @@ from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, plus_minus, ranked, signed
 from ctta_bench.analysis.tables.classes import class_notes
 from ctta_bench.registry import TABLES
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import EQUAL_DECIMALS, Metric, printed
 
 MAX_COLUMNS = 24  # of a table by round and domain; with more, it has the means of rounds only
 
@@ -169,7 +169,8 @@ def _add_gain(frame: pd.DataFrame, found: Sequence[Row], runs: Runs) -> None:
     source = source_row(found)
     if source is not None:
         metric = metric_of(runs)
-        frame["gain"] = [metric.gain(source.mean, mean) for mean in frame["mean"]]
+        gains = [metric.gain(source.mean, mean) for mean in frame["mean"]]
+        frame["gain"] = np.round(gains, EQUAL_DECIMALS)
     frame["seeds"] = [len(row.values) for row in found]
 
 
@@ -235,10 +236,10 @@ def _significance_line(frame: pd.DataFrame, name: str) -> tuple[Entry, ...]:
     mean, low, high, p, detectable, p_holm = frame.loc[name]
     return (
         Entry(signed(mean), best=p_holm < LEVEL),
-        Entry(f"[{signed(low)}, {signed(high)}]"),
+        Entry(f"[{signed(low)}, {signed(high)}]" if np.isfinite(low) else MISSING),
         Entry(_p_text(p)),
         Entry(_p_text(p_holm)),
-        Entry(f"{detectable:.1f}" if np.isfinite(detectable) else MISSING),
+        Entry(printed(detectable) if np.isfinite(detectable) else MISSING),
     )
 
 

@@ -9,8 +9,9 @@ import pandas as pd
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, row_names, rows
-from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked
+from ctta_bench.analysis.table.table import MISSING, Entry, Table, in_order, ranked
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import printed
 
 FEWEST = 2  # orders of a table
 RANDOM = "random"  # another order for each seed
@@ -91,7 +92,7 @@ def _table(group: Runs, means: pd.DataFrame, labels: Mapping[str, str]) -> Table
             "worst": by_name.min() if metric.higher_is_better else by_name.max(),
         }
     )
-    frame = frame.sort_values("mean", ascending=not metric.higher_is_better)
+    frame = in_order(frame, "mean", metric.higher_is_better)
     entries = ranked(frame["mean"], metric.higher_is_better)
     return Table(
         name=f"{notes.table_name(group)}-orders",
@@ -111,6 +112,6 @@ def _table(group: Runs, means: pd.DataFrame, labels: Mapping[str, str]) -> Table
 
 
 def _line(mean: Entry, values: "pd.Series[float]") -> tuple[Entry, ...]:
-    spread = MISSING if np.isnan(values["std"]) else f"{values['std']:.2f}"
-    rest = (spread, f"{values['best']:.1f}", f"{values['worst']:.1f}")
+    spread = MISSING if np.isnan(values["std"]) else printed(values["std"], 2)
+    rest = (spread, printed(values["best"]), printed(values["worst"]))
     return (Entry(f"{values['orders']:.0f}"), mean, *map(Entry, rest))

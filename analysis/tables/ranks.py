@@ -13,6 +13,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import Row, metric_of, rows
 from ctta_bench.analysis.table.table import Entry, Table
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import EQUAL_DECIMALS, printed
 
 ALPHA = 0.05
 FEWEST_METHODS = 3
@@ -69,7 +70,7 @@ def ranks_of(
     methods, blocks = values.shape
     if methods < FEWEST_METHODS or blocks < FEWEST_BLOCKS:
         return None
-    rounded = values.round(9).to_numpy()  # so that equal means of different seeds tie
+    rounded = values.round(EQUAL_DECIMALS).to_numpy()  # so that equal means of different seeds tie
     ranked: npt.NDArray[np.float64] = stats.rankdata(rounded, axis=0)
     all_alike = bool((ranked == ranked[0]).all())
     p = 1.0 if all_alike else float(stats.friedmanchisquare(*rounded).pvalue)
@@ -108,7 +109,7 @@ def rank_table(ranks: Ranks) -> Table:
         lines=tuple(
             (
                 ranks.label(name),
-                (Entry(f"{rank:.2f}", best=more <= ranks.critical), Entry(f"{more:.2f}")),
+                (Entry(printed(rank, 2), best=more <= ranks.critical), Entry(printed(more, 2))),
             )
             for (name, rank), more in zip(ranks.ranks.items(), difference, strict=True)
         ),

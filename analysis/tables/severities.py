@@ -9,7 +9,7 @@ import pandas as pd
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import metric_of, row_names, rows
-from ctta_bench.analysis.table.table import Table, ranked
+from ctta_bench.analysis.table.table import Table, in_order, ranked
 from ctta_bench.registry import TABLES
 
 FEWEST = 2  # severities that make a table
@@ -53,7 +53,7 @@ def _table(members: list[Runs]) -> Table:
     )
     over_all = f"severities {_range(severities)}"
     frame[over_all] = frame[severities].mean(axis=1, skipna=False)
-    frame = frame.sort_values(over_all, ascending=not metric.higher_is_better)
+    frame = in_order(frame, over_all, metric.higher_is_better)
     columns = [ranked(frame[name], metric.higher_is_better) for name in frame.columns]
     title = re.sub(r", severity [^ ]+", "", notes.title(members[0]))
     return Table(

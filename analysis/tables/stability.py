@@ -12,7 +12,7 @@ from ctta_bench.analysis.table.rows import Row, domain_names, metric_of, rows
 from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, signed
 from ctta_bench.registry import TABLES
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import Metric, printed
 
 CLEAN = "clean"  # the domain of the uncorrupted test images, where a stream has one
 
@@ -90,7 +90,7 @@ def _mean(points: npt.NDArray[np.float64]) -> float:
 
 
 def _entries(values: dict[str, float], shown: Sequence[str]) -> tuple[Entry, ...]:
-    texts = {name: MISSING if np.isnan(values[name]) else f"{values[name]:.1f}" for name in shown}
+    texts = {name: MISSING if np.isnan(values[name]) else printed(values[name]) for name in shown}
     texts |= {name: signed(values[name]) for name in ("transfer", "forgetting")}
     texts["worst"] += f" ({values['worst_round']:.0f})"
     return tuple(Entry(texts[name]) for name in shown)

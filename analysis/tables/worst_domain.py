@@ -10,6 +10,7 @@ from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.rows import domain_labels, domain_names, metric_of, rows
 from ctta_bench.analysis.table.table import Table, ranked
 from ctta_bench.registry import TABLES
+from ctta_bench.scoring.metric import EQUAL_DECIMALS
 
 
 @TABLES.register_module("worst_domain", place=55)
@@ -23,6 +24,7 @@ def worst_domain_table(runs: Runs) -> Table | None:
         return None
     found = [row for row in rows(runs) if not np.isnan(row.mean)]
     values = pd.DataFrame([row.over(1) for row in found], [row.name for row in found], domains)
+    values = values.round(EQUAL_DECIMALS)
     if values.empty or values.isna().any(axis=None):
         return None
     worst, best = (values.min, values.max) if metric.higher_is_better else (values.max, values.min)

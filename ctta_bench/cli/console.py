@@ -53,12 +53,12 @@ def model_line(cell: CellRecord, result: ResultRecord) -> str:
 
 def updates_line(result: ResultRecord) -> str:
     """What a run updated, and how many updates it skipped, as a sentence."""
-    cost, counters = result["cost"], result["counters"]
+    cost, counters = result.get("cost", {}), result.get("counters", {})
     tensors = cost.get("trainable_tensors", {})
     if not tensors:
         return "no parameter was updated"
     line = f"updates {cost['trainable_parameters']:,} values in {len(tensors)} tensors"
-    skipped = counters["skipped_updates"]
+    skipped = counters.get("skipped_updates", 0)
     return line + (f"; {skipped} updates skipped, as they were not finite" if skipped else "")
 
 

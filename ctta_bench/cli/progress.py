@@ -174,8 +174,9 @@ def _finished(step: "Step", directory: Path) -> str:
     result: Any = RunFolder(directory / step.id).result()
     if step.warms_up:
         return f"warm-up of {name}  {result['seconds']:.0f} s"
-    metric, seconds = metric_named(result["metric"]), result["cost"]["seconds"]
-    return f"{name}  {metric.symbol} {metric.shown(result['mean'])}  {seconds:.0f} s"
+    metric, seconds = metric_named(result["metric"]), result.get("cost", {}).get("seconds")
+    time = "" if seconds is None else f"  {seconds:.0f} s"
+    return f"{name}  {metric.symbol} {metric.shown(result['mean'])}{time}"
 
 
 class StepBar:

@@ -5,6 +5,7 @@ metric's `scorer`, which scores logits on their device, is loaded by the engine 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Key = tuple[int, str]  # round, domain
 COLLAPSE_SHARE = 0.9  # share of the predictions in one class that counts as collapsed
+_NO_DECIMALS = 1e15  # a number of this size has no decimals
+EQUAL_DECIMALS = 9  # values that agree to so many decimals are equal
 DOMINANT_LABEL_SHARE = 0.5  # with a class of this share of labels, no prediction is collapsed
 
 
@@ -147,7 +150,20 @@ class Metric:
         """A value as text: `12.3 %`, or `n/a` if there is nothing to score."""
         if value is None:
             return "n/a"
-        return f"{value:.{self.decimals if decimals is None else decimals}f} {self.unit}"
+        return f"{printed(value, self.decimals if decimals is None else decimals)} {self.unit}"
+
+
+def printed(value: float, decimals: int = 1) -> str:
+    """A number with so many decimals, halves away from zero; never `-0.0`.
+
+    It is rounded to 9 decimals first, so that equal numbers from different sums print equally:
+    12.35 and 12.349999999999998 are both `12.4`.
+    """
+    if not abs(value) < _NO_DECIMALS:  # also NaN
+        return f"{value:.{decimals}f}"
+    exact = Decimal(repr(round(float(value), EQUAL_DECIMALS)))
+    rounded = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    return str(abs(rounded) if rounded == 0 else rounded)
 
 
 def visits(round_: Array, domain: Array, domains: Sequence[str]) -> Iterator[tuple[int, int, str]]:

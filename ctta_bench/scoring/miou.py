@@ -58,7 +58,9 @@ class Miou(Metric):
         self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
     ) -> dict[Key, Count]:
         """Pixels, mIoU and the IoU of each class per round and domain, from summed confusions."""
-        images, classes = self.images(arrays), [str(name) for name in result["classes"]]
+        images = self.images(arrays)
+        numbered = [f"class {number}" for number in range(images.tallies.hits.shape[1])]
+        classes = [str(name) for name in result.get("classes") or numbered]
         if images.tallies.hits.shape[1] != len(classes):
             raise RunError(
                 f"contradictory: {PREDICTIONS_FILE} has {images.tallies.hits.shape[1]} classes, "
