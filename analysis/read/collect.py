@@ -28,7 +28,7 @@ from ctta_bench.registry import MEASURES, METRICS, load_plugin, loaded_plugins
 # fmt: off
 RESULT_COLUMNS = [
     "experiment", "cell", "method", "preset", "benchmark", "setting", "model", "preprocessing",
-    "precision", "seed", "round", "domain", "metric", "value",
+    "precision", "seed", "round", "domain", "metric", "value", "micro_mean",
 ]
 COST_COLUMNS = [
     "trainable_parameters", "extra_state_bytes", "forward_per_image", "backward_per_image",
@@ -40,13 +40,13 @@ CELL_COLUMNS = [
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
     "reason", "starts_from", "warmup", "source_access", "metric", "classes", "skipped_updates",
     "resets", "source_accuracy", "source_probes", "order_sha256", "same_images", "corruptions",
-    "notes",
+    "notes", "micro_mean",
     *COST_COLUMNS, *VERSION_COLUMNS,
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]
 # fmt: on
 _MISSING = dict.fromkeys(CELL_COLUMNS)
-_OF_CELL = 10  # the first of RESULT_COLUMNS, which all results of a cell have in common
+_OF_VALUE = ["round", "domain", "metric"]  # of RESULT_COLUMNS; the others are of the cell
 _FEWEST = 500  # folders for a process: its start takes as long as reading that many
 _AT_ONCE = 500  # most folders per message to a process: with fewer it waits for this one
 
@@ -58,7 +58,8 @@ class Runs:
     cells: one row per cell, finished or not; `group` is a hash of everything that must be equal for
     two rows to share a table (benchmark with all its settings, weights, pre-processing, precision).
     results: finished cells only, with the columns of results.csv; error, ece, mIoU and the
-    `iou/CLASS` of each class are in %; NaN where there was nothing to score. domains: images,
+    `iou/CLASS` of each class are in %; NaN where there was nothing to score. micro_mean: the
+    headline metric of the cell over all its images, whatever their domain. domains: images,
     errors (wrong pixels for mIoU) and whether predictions collapsed, per cell, round and domain.
     left_out: folders that could not be used, with the reason.
     """
@@ -197,10 +198,11 @@ def batches(cell_path: Path | str) -> pd.DataFrame:
 def _results(found: Mapping[str, FoundCell]) -> pd.DataFrame:
     """One row per value."""
     done = [(cell.row, cell.result) for cell in found.values() if cell.result is not None]
-    of_cell = {name: [row[name] for row, _ in done] for name in RESULT_COLUMNS[:_OF_CELL]}
-    frame = _repeated(of_cell, RESULT_COLUMNS[_OF_CELL:-1], [r.metrics for _, r in done])
+    shared = [name for name in RESULT_COLUMNS if name not in (*_OF_VALUE, "value")]
+    of_cell = {name: [row[name] for row, _ in done] for name in shared}
+    frame = _repeated(of_cell, _OF_VALUE, [r.metrics for _, r in done])
     frame["value"] = np.concatenate([r.values for _, r in done] or [np.zeros(0)])
-    return frame
+    return frame[RESULT_COLUMNS].astype({"micro_mean": float})
 
 
 def _domains(found: Mapping[str, FoundCell]) -> pd.DataFrame:

@@ -34,7 +34,8 @@ _T = TypeVar("_T")
 class Result:
     """A finished cell.
 
-    facts: metric, counters, cost, source accuracy and order hash, by their names in result.json.
+    facts: metric, counters, cost, source accuracy and order hash, by their names in result.json,
+    and `micro_mean`: the metric over all images.
     visits: round and domain of each visit, and counts [visits, 4] its images, errors, classes and
     whether predictions collapsed. metrics: round, domain and metric of each of the values; errors,
     ece and IoU in %, NaN where there is nothing to score. Names are separate from numbers, because
@@ -65,7 +66,7 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
             for part in result["rounds"]
             for entry in part["domains"]
         }
-        counts = _counts(folder, cell, result, metric, reported)
+        counts, micro_mean = _counts(folder, cell, result, metric, reported)
         _check_counts(reported, counts)
         _check_values(reported, counts, metric.name, metric.unit)
         for measure in _recounted(reported):
@@ -73,7 +74,7 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
         _check_mean(result)
         values = _values(reported, counts)
         return Result(
-            facts=_facts(result),
+            facts=_facts(result) | {"micro_mean": micro_mean},
             visits=_shared(tuple(counts)),
             counts=np.array(
                 [(c.n, c.errors, c.classes, c.collapsed) for c in counts.values()], np.int64
@@ -118,8 +119,8 @@ def _counts(
     result: Mapping[str, Any],
     metric: Metric,
     reported: Mapping[Key, dict[str, Any]],
-) -> dict[Key, Count]:
-    """The metric and the measures, computed from predictions.npz."""
+) -> tuple[dict[Key, Count], float | None]:
+    """The metric and the measures by visit, and the micro mean, from predictions.npz."""
     measures = _recounted(reported)
     of_measures = {name: 1 for measure in measures for name in measure.arrays}
     arrays = read_predictions(folder, {**of_measures, **metric.arrays})
@@ -130,7 +131,7 @@ def _counts(
                 here = (arrays["round"] == step) & (arrays["domain"] == position)
                 rows = np.flatnonzero(here)
                 counts[step, name].values.update({m.name: m.value(arrays, rows) for m in measures})
-    return counts
+        return counts, metric.micro_mean(arrays, counts)
 
 
 def _recounted(reported: Mapping[Key, dict[str, Any]]) -> list[Measure]:

@@ -8,12 +8,20 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.missing import listed, missing_cells
-from ctta_bench.analysis.table.rows import Row, domain_labels, domain_names, metric_of, source_row
+from ctta_bench.analysis.table.rows import (
+    Row,
+    domain_labels,
+    domain_names,
+    is_balanced,
+    metric_of,
+    source_row,
+)
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
 from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
 from ctta_bench.stream.settings import setting_display_name
 
+_MICRO = "Micro mean: over all images, so that a domain with more images counts more"
 MARKS = "Bold: best of the column; underlined: second best."
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
 
@@ -124,6 +132,7 @@ def caption(runs: Runs, found: Sequence[Row]) -> str:
         protocol(runs),
         upper_first(metric.text),
         f"Mean {averaged(runs, 'domains', 'rounds', 'seeds')}{interval(found)}",
+        *([] if is_balanced(runs) else [_MICRO]),
         *([f"Gain: {metric.gain_text}, in points"] if source_row(found) else []),
     ]
     return f"{'. '.join(sentences)}. {MARKS}"

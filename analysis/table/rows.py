@@ -55,6 +55,12 @@ class Row:
         return float(self.seed_means.mean()) if len(self.values) else float("nan")
 
     @property
+    def micro_mean(self) -> float:
+        """Mean over all images, whatever their domain, then over seeds; NaN if one is missing."""
+        of_seeds = pd.to_numeric(self.finished["micro_mean"], errors="coerce")
+        return float("nan") if np.isnan(self.mean) else float(of_seeds.mean(skipna=False))
+
+    @property
     def std(self) -> float:
         """Sample standard deviation of the mean over the seeds; NaN for a single seed."""
         return float(self.seed_means.std(ddof=1)) if len(self.values) > 1 else float("nan")
@@ -111,6 +117,11 @@ def _means(
 def source_row(found: Sequence[Row]) -> Row | None:
     """The first row of source with a complete mean; None without one."""
     return next((row for row in found if row.method == SOURCE and not np.isnan(row.mean)), None)
+
+
+def is_balanced(runs: Runs) -> bool:
+    """Whether all domains have equally many images, so that the micro mean is the mean."""
+    return runs.domains["n"].nunique() < 2
 
 
 def metric_of(runs: Runs) -> Metric:

@@ -17,6 +17,7 @@ from ctta_bench.analysis.table.rows import (
     Row,
     domain_labels,
     domain_names,
+    is_balanced,
     metric_of,
     rows,
     source_row,
@@ -159,6 +160,7 @@ def _frame(
         columns=columns,
     )
     frame["mean"] = [row.mean for row in found]
+    frame["micro_mean"] = [row.micro_mean for row in found]
     frame["std"] = [row.std for row in found]
     sure = [uncertainty(row, metric) for row in found]
     frame["half_interval"] = [np.nan if e is None else e.half_width for e in sure]
@@ -187,7 +189,7 @@ def _empty(
 
 
 def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty: Cells) -> Table:
-    """The plan with its lines, and with the last columns: mean, gain and seeds."""
+    """The plan with its lines, and with the last columns: means, gain and seeds."""
     frame, higher = plan.frame, metric_of(runs).higher_is_better
     values = list(frame.columns[: list(frame.columns).index("mean")])
     columns = {
@@ -198,6 +200,8 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
         replace(entry, text=f"{entry.text}{plus_minus(half)}")
         for entry, half in zip(columns["mean"], frame["half_interval"], strict=True)
     ]
+    if not is_balanced(runs):
+        columns["micro mean"] = ranked(frame["micro_mean"], higher)
     if "gain" in frame:
         columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
     if _seeds_vary(found):

@@ -4,6 +4,7 @@ A metric is an entry of METRICS under the name of its task. This module does not
 metric's `scorer`, which scores logits on their device, is loaded by the engine only.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, ClassVar, NamedTuple
@@ -110,6 +111,19 @@ class Metric:
                 len(rows), errors, ("n", len(rows)), 0, False, {self.name: value}
             )
         return counts
+
+    def micro_mean(self, arrays: Mapping[str, Array], counts: Mapping[Key, Count]) -> float | None:
+        """The metric over all images at once, whatever their domain and round.
+
+        The headline mean is over domains instead. None if there is nothing to score.
+        """
+        if self.from_sums:
+            value: float | None = self.entry_of(arrays, np.arange(len(arrays["round"])))[self.name]
+            return value
+        scored = [(count.n, count.values[self.name]) for count in counts.values()]
+        sums = [n * value for n, value in scored if value is not None]
+        images = sum(n for n, value in scored if value is not None)
+        return math.fsum(sums) / images if images else None
 
     @property
     def text(self) -> str:

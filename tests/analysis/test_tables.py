@@ -30,8 +30,8 @@ def test_means_and_gains_follow_from_the_domains(cell, runs_dir):
     cell("source", SOURCE)
     cell("tent", RATES)
     frame = only_table(runs_dir).frame
-    columns = ["gaussian_noise", "fog", "mean", "std", "half_interval", "gain", "seeds"]
-    assert list(frame.columns) == columns
+    more = ["mean", "micro_mean", "std", "half_interval", "gain", "seeds"]
+    assert list(frame.columns) == ["gaussian_noise", "fog", *more]
     assert frame.loc["tent", ["gaussian_noise", "fog", "mean", "gain"]].tolist() == [40, 20, 30, 20]
     assert frame.loc["source", "mean"] == 50
     assert frame.dtypes.map(lambda kind: kind.kind).isin(["f", "i"]).all()
@@ -254,8 +254,8 @@ def test_csv_holds_numbers_alone_and_nothing_where_one_is_missing(cell, runs_dir
     cell("source", {"fog": 1 / 3}, n=300)
     cell("tent", {"fog": 0.2}, n=300, unfinished=True)
     assert only_table(runs_dir).to_csv() == (
-        "method,fog,mean,std,half_interval,gain,seeds\n"
-        "source,33.33333333,33.33333333,,5.364975244,0,1\ntent,,,,,,0\n"
+        "method,fog,mean,micro_mean,std,half_interval,gain,seeds\n"
+        "source,33.33333333,33.33333333,33.33333333,,5.364975244,0,1\ntent,,,,,,,0\n"
     )
 
 
