@@ -6,17 +6,17 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas
 from ctta_bench.analysis.paper.printed import PAPER, with_paper
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.report.contents import OF_ALL, MadeFigure, made_figures, made_tables
+from ctta_bench.analysis.report.headline import headline
 from ctta_bench.analysis.report.kept_models import DrawAttention, visualisations
 from ctta_bench.analysis.report.page import (
     DescribeMethods,
@@ -26,7 +26,6 @@ from ctta_bench.analysis.report.page import (
     stream_data,
 )
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import Table, citation_keys, csv_text, write_references
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.analysis.tables.protocol import methods_left_out
@@ -37,7 +36,11 @@ from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The files of a report. `tables` are the main tables, `left_out` the unusable folders."""
+    """The files of a report.
+
+    tables: the main tables. headlines: the sentence over each, if they are of cells. left_out: the
+    unusable folders.
+    """
 
     page: Path
     results: Path
@@ -45,6 +48,7 @@ class ReportFiles:
     figure_files: list[Path]
     tables: list[Table]
     left_out: list[tuple[Path, str]]
+    headlines: list[str] = field(default_factory=list)
 
 
 def write_report(
@@ -92,6 +96,7 @@ def write_report(
         keys = citation_keys(methods) if citations else {}
         sections = [_section(group, runs, draft, against, canvas, keys) for group in groups]
         main_tables = [section.tables[0] for section in sections]
+        headlines = [section.headline for section in sections]
         sections = _with_unique_titles(sections)
         if main_tables:
             sections.append(_overall(runs, draft, canvas, keys))
@@ -112,6 +117,7 @@ def write_report(
         figure_files=sorted((output / "figures").iterdir()),
         tables=main_tables,
         left_out=runs.left_out,
+        headlines=headlines,
     )
 
 
@@ -161,7 +167,7 @@ def _section(
     streams = [figure.paths for figure in figures if figure.entry == "stream"]
     return Section(
         notes.title(group),
-        _headline(group, made["significance"].shown),
+        headline(group, next(iter(made["significance"].shown), None)),
         shown,
         [_embedded(figure) for figure in figures],
         cells=cell_pages(group),
@@ -214,22 +220,3 @@ def _embedded(figure: MadeFigure) -> tuple[str, str, str]:
 
 def _in_base64(png: Path) -> str:
     return base64.b64encode(png.read_bytes()).decode()
-
-
-def _headline(group: Runs, significance: Sequence[Table]) -> str:
-    """The best method compared with source, in a sentence."""
-    found, metric = rows(group), metric_of(group)
-    source = source_row(found)
-    methods = [row for row in found if row is not source and not np.isnan(row.mean)]
-    if not methods:
-        return "No method has a complete result yet."
-    best = methods[0]
-    text = f"{best.label} has the {metric.superlative}, {metric.shown(best.mean)}"
-    if source is None:
-        return f"{text}. There is no complete run of source to compare with."
-    text += f"; the source model without adaptation has {metric.shown(source.mean)}"
-    for table in significance:
-        if best.name in table.frame.index:
-            p = float(table.frame["p_holm"].to_dict()[best.name])
-            text += f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'} after Holm's correction)"
-    return f"{text}."

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,12 +88,16 @@ def report(
     )
     if as_json:
         tables = [
-            {"caption": t.caption, "rows": t.frame.reset_index().to_dict("records")}
-            for t in files.tables
+            {
+                "headline": headline,
+                "caption": t.caption,
+                "rows": t.frame.reset_index().to_dict("records"),
+            }
+            for t, headline in zip_longest(files.tables, files.headlines, fillvalue="")
         ]
         print_json({"page": files.page, "results": files.results, "tables": tables})
         return
-    _print_tables(files.tables)
+    _print_tables(files.tables, files.headlines)
     for folder, reason in files.left_out:
         print_error(f"{folder}: {reason}", "left out")
     typer.echo(f"page: {files.page.resolve()}")
@@ -112,10 +117,13 @@ def _print_quoted(out: Path | None, as_json: bool, citations: bool) -> None:
         typer.echo(f"tables: {written[0].parent.resolve()}")
 
 
-def _print_tables(tables: Sequence[Any]) -> None:
+def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
+    """Print each table, with its headline over it and its caption and footnotes below."""
     from ctta_bench.cli.console import comparison_table
 
-    for table in tables:
+    for table, headline in zip_longest(tables, headlines, fillvalue=""):
+        if headline:
+            printer().print(headline, highlight=False, markup=False)
         width = printer().width
         printer().print(comparison_table(table.heads, table.lines, table.unit, width))
         printer().print(table.caption, style="dim", highlight=False)

@@ -1,0 +1,89 @@
+"""The sentence over a table: who differs from source, and what the data can show."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.headline import headline
+from ctta_bench.analysis.tables.main import significance_table
+from ctta_bench.cli import app
+
+
+def sentence(runs_dir) -> str:
+    (group,) = load(runs_dir).groups()
+    return headline(group, significance_table(group))
+
+
+def test_no_method_differs(cell, runs_dir):
+    cell("source", {"fog": 0.40}, n=300, shuffle_errors=True)
+    cell("tent", {"fog": 0.39}, n=300, seed=0, shuffle_errors=False)
+    cell("sar", {"fog": 0.41}, n=300)
+    text = sentence(runs_dir)
+    assert text.startswith("No method differs from Source (best: TENT, −1.0 points, [−")
+    assert "]; 1 seed, 300 images per domain). Only one seed was run" in text
+    assert " Differences below " in text and text.endswith(" points cannot be seen here.")
+
+
+def test_better_alike_and_worse_are_told_apart(cell, runs_dir):
+    for seed in (0, 1):
+        cell("source", {"fog": 0.40}, n=400, seed=seed)
+        cell("tent", {"fog": 0.20}, n=400, seed=seed)
+        cell("cotta", {"fog": 0.30}, n=400, seed=seed)
+        cell("sar", {"fog": 0.40}, n=400, seed=seed)
+        cell("eata", {"fog": 0.3975}, n=400, seed=seed)
+        cell("rdumb", {"fog": 0.60}, n=400, seed=seed)
+    text = sentence(runs_dir)
+    assert text.startswith("TENT is better than Source by 20.0 points [")
+    assert "; so is CoTTA (10.0 [" in text
+    assert "; EATA and SAR are not told apart from it; RDumb (20.0 [" in text
+    assert text.endswith(") is worse (2 seeds, 400 images per domain; after Holm's correction).")
+
+
+def test_methods_that_are_only_worse(cell, runs_dir):
+    cell("source", {"fog": 0.20}, n=300)
+    cell("tent", {"fog": 0.40}, n=300)
+    text = sentence(runs_dir)
+    assert text.startswith("No method is better than Source; TENT (20.0 [")
+
+
+def test_few_images_are_a_warning_in_words(cell, runs_dir):
+    cell("source", {"fog": 0.8}, n=100)
+    cell("tent", {"fog": 0.2}, n=100)
+    text = sentence(runs_dir)
+    assert "With fewer than 200 images per domain, differences below " in text
+
+
+def test_a_single_image_has_no_interval(cell, runs_dir):
+    cell("source", {"fog": 1.0}, n=1)
+    cell("tent", {"fog": 0.0}, n=1)
+    assert sentence(runs_dir).startswith(
+        "No method differs from Source (best: TENT, −100.0 points;"
+    )
+
+
+def test_without_source_there_is_only_the_best(cell, runs_dir):
+    cell("tent", {"fog": 0.2})
+    assert sentence(runs_dir) == (
+        "TENT has the lowest error, 20.0 %. There is no complete run of source to compare with."
+    )
+
+
+def test_without_a_result_there_is_none(cell, runs_dir):
+    cell("tent", {"fog": 0.2}, unfinished=True)
+    assert sentence(runs_dir) == "No method has a complete result yet."
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_terminal_and_page_have_the_same_sentence(cell, runs_dir, format):
+    cell("source", {"fog": 0.4}, n=300)
+    cell("tent", {"fog": 0.2}, n=300)
+    result = CliRunner().invoke(app, ["report", str(runs_dir), "--format", format])
+    expected = sentence(runs_dir)
+    if format == "json":
+        assert [t["headline"] for t in json.loads(result.stdout)["tables"]] == [expected]
+    else:
+        assert expected in " ".join(result.stdout.split())
+    page = (runs_dir / "report" / "index.html").read_text()
+    assert expected.replace("'", "&#39;") in page
