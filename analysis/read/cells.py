@@ -148,6 +148,7 @@ def _protocol(
         "hyperparameters": json.dumps(method.get("hyperparameters") or {}, sort_keys=True),
         "window": method.get("window") or 0,
         "benchmark": benchmark["name"],
+        "benchmark_version": benchmark.get("version") or 1,
         "setting": benchmark["setting"],
         "model": model["name"],
         "model_sha256": model["sha256"],

@@ -14,7 +14,7 @@ from ctta_bench.scoring.metric import EQUAL_DECIMALS
 from ctta_bench.stream.settings import setting_display_name
 
 FEWEST = 2  # settings of a table
-_FAMILY = ["benchmark", "model", "model_sha256", "preprocessing", "precision"]
+_FAMILY = ["benchmark", "benchmark_version", "model", "model_sha256", "preprocessing", "precision"]
 # What follows the name of the setting in a head, where it differs between columns.
 _PARTS = {"batch_size": "batch {}", "severity": "severity {}", "examples": "{} images"}
 

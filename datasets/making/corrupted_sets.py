@@ -18,7 +18,7 @@ import numpy as np
 
 from ctta_bench.datasets.io.files import atomic, digest_of, locked, writing
 from ctta_bench.datasets.making.clean import CleanImages
-from ctta_bench.datasets.making.corruptions import PARAMETERS
+from ctta_bench.datasets.making.corruptions import PARAMETERS, VERSION
 from ctta_bench.datasets.making.manifest import new_manifest, read_manifest, write_manifest
 from ctta_bench.datasets.making.shards import JPEG_QUALITY, Job, Layout, Recipe, Unit
 from ctta_bench.datasets.making.workers import run_workers
@@ -99,6 +99,13 @@ def _units(job: Job, corruptions: Sequence[str], severities: Sequence[int]) -> l
 def _refuse_another_set(target: Path, key: str) -> None:
     """Raise DataError if the folder holds anything other than a part of this set."""
     found = read_manifest(target)
+    made_by = VERSION if found is None else found.get("corruptions_version", VERSION)
+    if made_by != VERSION:
+        raise DataError(
+            f"{target}: holds corruptions of version {made_by}, but this release makes version "
+            f"{VERSION}, and one set has one version; choose another --root or move it away (it "
+            "stays readable)."
+        )
     if found is not None and found.get("key") != key:
         raise DataError(
             f"{target}: holds a set made from other images, parameters or seed; choose another "

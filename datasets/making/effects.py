@@ -3,7 +3,7 @@
 Errors of the released data are kept, since models are compared on these data: glass blur copies
 pixels instead of swapping them, lengths of the ImageNet elastic transform are in units of 244
 pixels, frost chooses among five of six pictures, two of them equal, and values are truncated to 8
-bits.
+bits (only those of the blur along a line, in motion blur and snow, are rounded).
 """
 
 import functools
@@ -106,7 +106,8 @@ def _motion_blur(image: U8, rng: RandomState, radius: float, sigma: float) -> U8
 def _smear(image: U8, radius: float, sigma: float, angle: float) -> U8:
     """ImageMagick's motion blur of [H, W] or [H, W, 3]: half a Gaussian along a line.
 
-    radius, sigma: in pixels; angle: of the line, in degrees.
+    radius, sigma: in pixels; angle: of the line, in degrees. Values are rounded to 8 bits, as in
+    the ImageMagick of 2018; newer ones (6.9.11-60, say) truncate them when they write a PNG.
     """
     steps, (height, width) = np.arange(2 * radius + 1), image.shape[:2]
     weights = np.exp(-(steps**2) / (2 * sigma**2))
@@ -117,7 +118,7 @@ def _smear(image: U8, radius: float, sigma: float, angle: float) -> U8:
     blurred = np.zeros(image.shape)
     for weight, top, left in zip(weights / weights.sum(), pad + down, pad + right, strict=True):
         blurred += weight * padded[top : top + height, left : left + width]
-    return (blurred + 1e-6).astype(np.uint8)  # flat areas stay flat despite rounding
+    return (blurred + 0.5).astype(np.uint8)
 
 
 def _centre(x: Floats, height: int, width: int) -> Floats:

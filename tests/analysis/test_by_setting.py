@@ -12,13 +12,13 @@ from ctta_bench.analysis.tables.by_setting import setting_tables
 
 @pytest.fixture
 def under(cell):
-    """Write a cell under a setting."""
+    """Write a cell under a setting, with one version of the benchmark's images."""
 
-    def write(method, error, setting="continual", **settings):
+    def write(method, error, setting="continual", version=1, **settings):
         folder = cell(method, {"fog": error, "snow": error}, **settings)
         record = yaml.safe_load((folder / "cell.yaml").read_text())
-        record["benchmark"]["setting"] = setting
-        named = folder.with_name(f"{folder.name}-{setting}")
+        record["benchmark"] |= {"setting": setting, "version": version}
+        named = folder.with_name(f"{folder.name}-{setting}-{version}")
         record["id"] = named.name
         (folder / "cell.yaml").write_text(yaml.safe_dump(record))
         result = json.loads((folder / "result.json").read_text())
@@ -64,3 +64,15 @@ def test_one_setting_makes_no_table(under, runs_dir):
     under("tent", 0.2)
     under("tent", 0.3, batch_size=1)
     assert setting_tables(load(runs_dir)) == []
+
+
+def test_cells_on_two_versions_of_the_images_share_no_table(under, runs_dir):
+    for version in (1, 2):
+        for setting in ("continual", "mixed")[: 3 - version]:
+            under("source", 0.3, setting, version)
+            under("tent", 0.2, setting, version)
+    runs = load(runs_dir)
+    found = [group.cells["benchmark_version"].tolist() for group in runs.groups()]
+    assert sorted(found) == [[1, 1], [1, 1], [2, 2]]
+    (table,) = setting_tables(runs)  # of version 1: version 2 has one setting only
+    assert table.header == ("method", "Continual", "Mixed domains")

@@ -18,7 +18,7 @@ from ctta_bench.datasets.io.files import digest_of
 from ctta_bench.datasets.io.roots import provenance
 from ctta_bench.datasets.making import corrupted_sets as module
 from ctta_bench.datasets.making.clean import CleanArray, CleanFolder, clean_images
-from ctta_bench.datasets.making.corruptions import CORRUPTIONS, corrupt
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, VERSION, corrupt
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
 from ctta_bench.datasets.making.self_made import MakeOptions, make_benchmark
 from ctta_bench.datasets.making.shards import Recipe
@@ -212,6 +212,17 @@ def test_another_set_in_the_way_is_kept(clean: CleanArray, tmp_path: Path) -> No
         make_set(clean, tmp_path / "set", other, corruptions=["fog"])
 
 
+def test_a_set_of_an_older_version_of_the_corruptions_is_kept(
+    clean: CleanArray, tmp_path: Path
+) -> None:
+    made = tmp_path / "set"
+    make_set(clean, made, CIFAR, corruptions=["contrast"])
+    manifest = json.loads((made / "manifest.json").read_text())
+    (made / "manifest.json").write_text(json.dumps(manifest | {"corruptions_version": 1}))
+    with pytest.raises(DataError, match=f"of version 1, but this release makes version {VERSION}"):
+        make_set(clean, made, CIFAR, corruptions=["motion_blur"])
+
+
 def test_published_files_in_the_way_are_kept(clean: CleanArray, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "fog.npy").write_text("published")
@@ -256,7 +267,7 @@ def test_the_footnote_of_a_self_made_set_stands_beside_it(
 ) -> None:
     make_set(clean, tmp_path / "set", IMAGENET, corruptions=["contrast"], severities=[1])
     told = provenance(tmp_path / "set")
-    assert told == "self-made corruptions (version 1, seed 3, JPEG quality 85)"
+    assert told == f"self-made corruptions (version {VERSION}, seed 3, JPEG quality 85)"
     manifest = read_manifest(tmp_path / "set")
     assert manifest is not None
     assert footnote(manifest) == told

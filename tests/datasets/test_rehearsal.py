@@ -11,7 +11,7 @@ from ctta_bench.datasets.fetching.verify import Finding, verify
 from ctta_bench.datasets.imagenet_c import CORRUPTIONS_3D
 from ctta_bench.datasets.io.imagenet import synsets
 from ctta_bench.datasets.io.roots import provenance
-from ctta_bench.datasets.making.corruptions import CORRUPTIONS
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, VERSION
 from ctta_bench.datasets.rehearsal import benchmarks as module
 from ctta_bench.datasets.rehearsal.benchmarks import embedded, rehearse
 from ctta_bench.datasets.rehearsal.model import Network, fit_head, write_rehearsal_model
@@ -149,7 +149,9 @@ def test_an_invalid_rehearsal_is_reported(
 
 def test_the_footnote_says_that_it_is_a_rehearsal(root: Path) -> None:
     told = provenance(root / "ImageNet-C")
-    assert told == "self-made corruptions of rehearsal images (version 1, seed 0, JPEG quality 85)"
+    assert told == (
+        f"self-made corruptions of rehearsal images (version {VERSION}, seed 0, JPEG quality 85)"
+    )
 
 
 def test_the_whole_rehearsal_has_the_fifteen() -> None:
