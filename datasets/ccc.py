@@ -22,9 +22,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.datasets.imagenet_c import VIT_B_16
-from ctta_bench.datasets.io.decoding import Geometry, decode, subfolders
+from ctta_bench.datasets.io.decoding import Geometry, decode
 from ctta_bench.datasets.io.files import atomic
 from ctta_bench.datasets.io.imagenet import train_images
+from ctta_bench.datasets.io.listing import left_out, subfolders
 from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
@@ -162,7 +163,9 @@ class CCC(Benchmark):
     def unknown_folders(self) -> list[str]:
         """Folders that are not a stream of any level."""
         known = {stream_name(b, v, s) for b in (0, 20, 40) for v in SPEEDS for s in SEEDS}
-        return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
+        if not self.home.is_dir():
+            return []
+        return [*(n for n in subfolders(self.home) if n not in known), *left_out(self.home)]
 
     def problems(self) -> list[str]:
         """Streams without tars, and a cache of decoded images, which would be too large."""

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, field_serializer, field_validator
 
 from ctta_bench.datasets.fetching.origins import by_hand_sentence
-from ctta_bench.datasets.io.decoding import subfolders
+from ctta_bench.datasets.io.listing import left_out, listing, passed_over_note, subfolders
 from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.datasets.io.street_classes import CLASSES
 from ctta_bench.datasets.io.street_files import Size, StreetFiles, StreetImages, listed
@@ -30,6 +30,7 @@ from ctta_bench.stream.loading import load_ahead
 
 CONDITIONS = ("fog", "night", "rain", "snow")
 REFERENCE = "_ref"
+SPLITS = ("train", "val")
 SCALE: Size = (540, 960)
 ACDC_SIZE, CITYSCAPES_SIZE = (1080, 1920), (1024, 2048)
 
@@ -89,6 +90,7 @@ class CityscapesACDC(Benchmark):
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         super().__init__(settings, data_root(root))
+        self._passed_over: dict[Path, str] = {}
 
     def domain_names(self) -> tuple[str, ...]:
         """The four conditions in the protocol's order."""
@@ -101,7 +103,9 @@ class CityscapesACDC(Benchmark):
     def unknown_folders(self) -> list[str]:
         """Folders that are not a condition."""
         folder = self._place("rgb_anon")
-        return [n for n in subfolders(folder) if n not in CONDITIONS] if folder.is_dir() else []
+        if not folder.is_dir():
+            return []
+        return [*(n for n in subfolders(folder) if n not in CONDITIONS), *left_out(folder)]
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
@@ -113,6 +117,7 @@ class CityscapesACDC(Benchmark):
             notes.append(f"images at {_words(chosen.scale)} pixels instead of {_words(SCALE)}")
         if chosen.images != "all":
             notes.append(f"a list of images ({Path(chosen.images).name})")
+        notes += self._passed_over.values()
         return "; ".join(filter(None, notes)) or None
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
@@ -136,7 +141,7 @@ class CityscapesACDC(Benchmark):
 
     def _listed(self, folder: Path, inside: str, suffix: str) -> list[str]:
         """Names of a domain's images: all, sorted by path, or those of a list in its order."""
-        there = listed(folder, suffix) if folder.is_dir() else []
+        there = self._all(folder, suffix)
         if not there:
             raise DataError(f"no images *{suffix} in {folder}; {self._how()}")
         if self.settings.images == "all":
@@ -148,6 +153,17 @@ class CityscapesACDC(Benchmark):
             what = f"{absent[0]}, which {folder} lacks" if absent else f"no image of {inside}/"
             raise DataError(f"{self.settings.images}: lists {what}.")
         return names
+
+    def _all(self, folder: Path, suffix: str) -> list[str]:
+        """All images of a folder; notes those that end otherwise, which are not read."""
+        if not folder.is_dir():
+            return []
+        found, there = listed(folder, suffix), listing(folder)
+        others = sorted({*there.images, *there.passed_over} - set(found))
+        if (note := passed_over_note(others)) is not None:
+            place = folder.relative_to(data_root(self.root)).as_posix()
+            self._passed_over[folder] = f"{place}: {note}"
+        return found
 
     def _paired(
         self, images: Path, names: list[str], suffix: str, maps: Path, map_suffix: str, box: Size
@@ -164,7 +180,7 @@ class CityscapesACDC(Benchmark):
     def _cityscapes(self, split: str) -> StreetFiles:
         images, maps = (self._place(name) / split for name in ("leftImg8bit", "gtFine"))
         suffix = "_leftImg8bit.png"
-        names = listed(images, suffix) if images.is_dir() else []
+        names = self._all(images, suffix)
         if not names:
             raise DataError(f"no images *{suffix} in {images}; {self._how('cityscapes')}")
         # Train ids exist only if cityscapesScripts have made them.
@@ -262,6 +278,16 @@ def _lines(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{file}: no such text file of lines COND/SPLIT/SEQUENCE/FILE.") from None
     names = [line.removeprefix("rgb_anon/") for line in lines if line]
+    for name in names:
+        condition, _, rest = name.partition("/")
+        if (
+            condition not in CONDITIONS
+            or rest.partition("/")[0].removesuffix(REFERENCE) not in SPLITS
+        ):
+            raise DataError(
+                f"{file}: {name!r} is not COND/SPLIT/SEQUENCE/FILE with COND one of "
+                f"{', '.join(CONDITIONS)} and SPLIT train or val."
+            )
     if not names or len(set(names)) < len(names):
         raise DataError(f"{file}: lists {'an image twice' if names else 'no images'}.")
     return names

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from ctta_bench.datasets.io.decoding import Geometry, subfolders
+from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.file_benchmark import FileBenchmark, FileSettings
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.flat_val import flat_classes, flat_files
@@ -26,6 +26,7 @@ from ctta_bench.datasets.io.image_lists import (
 )
 from ctta_bench.datasets.io.imagenet import FOLDER as CLEAN_FOLDER
 from ctta_bench.datasets.io.imagenet import class_folders
+from ctta_bench.datasets.io.listing import left_out, subfolders
 from ctta_bench.datasets.io.roots import data_root, how_to_get
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import DataError
@@ -74,9 +75,12 @@ class CorruptionFolders(FileBenchmark):
         return (*self.hold_out, CLEAN)
 
     def unknown_folders(self) -> list[str]:
-        """Folders that are not a corruption."""
+        """Folders that are not a corruption, hidden and system folders."""
+        if not self.home.is_dir():
+            return []
         known = {*self.corruptions, *self.hold_out}
-        return [n for n in subfolders(self.home) if n not in known] if self.home.is_dir() else []
+        others = [name for name in subfolders(self.home) if name not in known]
+        return [*others, *left_out(self.home), *super().unknown_folders()]
 
     def missing(self) -> str:
         """The message if the whole set is missing."""

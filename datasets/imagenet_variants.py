@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import Field
 
 from ctta_bench.datasets.imagenet_c import VIT_B_16
-from ctta_bench.datasets.io.decoding import image_names, subfolders
 from ctta_bench.datasets.io.file_benchmark import FileBenchmark, FileSettings
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.imagenet import class_files, positions, synsets
+from ctta_bench.datasets.io.listing import class_tree, subfolders
 from ctta_bench.datasets.io.roots import data_root, how_to_get
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
@@ -39,6 +39,12 @@ class Variant(FileBenchmark):
     def domain_names(self) -> tuple[str, ...]:
         """The whole set."""
         return (self.name,)
+
+    def unknown_folders(self) -> list[str]:
+        """Folders of other classes, hidden and system folders."""
+        known = {*synsets(self.classes)} | {str(number) for number in range(1000)}
+        others = subfolders(self.home) if self.home.is_dir() else []
+        return [*(name for name in others if name not in known), *super().unknown_folders()]
 
     def missing(self) -> str:
         """The message if the set is missing."""
@@ -114,12 +120,10 @@ class ImageNetV2(Variant):
                 f"{self.home}: the folder {unknown[0]!r} is not a class number from 0 to 999; "
                 "rename or move it."
             )
-        names: list[str] = []
-        labels: list[int] = []
-        for number in sorted(numbers, key=int):
-            images = image_names(self.home / number)
-            names += [f"{number}/{image}" for image in images]
-            labels += [int(number)] * len(images)
+        tree = class_tree(self.home)
+        names = sorted(tree.images, key=lambda name: int(name.partition("/")[0]))
         if not names:
             raise DataError(f"{self.home}: holds no images in folders 0 to 999.")
-        return FileImages(self.home, names, np.asarray(labels, np.int64), self.cropped)
+        labels = np.asarray([int(name.partition("/")[0]) for name in names], np.int64)
+        passed_over, left_out = tree.passed_over, tree.left_out
+        return FileImages(self.home, names, labels, self.cropped, passed_over, left_out)

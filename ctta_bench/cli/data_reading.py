@@ -70,6 +70,9 @@ def data_check(
 
         domains = [] if problems else list(checked.chosen_domains())
         found = {"benchmark": checked.name, "problems": problems, "domains": domains}
+        if not problems:
+            found["classes"] = list(checked.class_names) or checked.num_classes
+            found["note"] = checked.provenance
         print_json(found | {"parts": [asdict(part) for part in parts]})
     else:
         _print_parts(checked, parts, problems)
@@ -111,6 +114,8 @@ def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
     if not problems:
         domains = checked.chosen_domains()
         typer.echo(f"{checked.name}: complete; {len(domains)} domains: {', '.join(domains)}")
+        names = ": " + ", ".join(checked.class_names) if checked.class_names else ""
+        typer.echo(f"{checked.num_classes} classes{names}")
         if checked.provenance:
             typer.echo(f"note: {checked.provenance}")
 

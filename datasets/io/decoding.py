@@ -1,7 +1,6 @@
 """Image files to arrays: the one way to decode. Without torch: worker processes import this too."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,7 +12,6 @@ from PIL import Image
 
 from ctta_bench.errors import DataError
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 Interpolation = Literal["bilinear", "bicubic"]
 # What Pillow raises on damaged files; SyntaxError for a damaged PNG.
 UNDECODABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -74,20 +72,35 @@ def opened(file: Path | BytesIO, name: str = "", what: str = "image") -> Iterato
 def decode(file: Path | BytesIO, geometry: Geometry, name: str = "") -> np.ndarray:
     """An image, uint8 [3, size, size]. Raises DataError that names the file (or `name`)."""
     with opened(file, name) as image:
-        rgb = geometry.apply(image if image.mode == "RGB" else image.convert("RGB"))
-        return np.asarray(rgb).transpose(2, 0, 1)
+        return np.asarray(geometry.apply(as_rgb(image))).transpose(2, 0, 1)
 
 
-def image_names(folder: Path) -> list[str]:
-    """Sorted names of the image files in a folder."""
-    with os.scandir(folder) as entries:  # a training set has a million of them
-        return sorted(
-            e.name
-            for e in entries
-            if Path(e.name).suffix.lower() in SUFFIXES and not e.name.startswith(".")
-        )
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image in 8-bit RGB; of the first picture of a file that holds several.
+
+    As torchvision's loader: transparency is dropped, and the orientation in EXIF is not applied.
+    Grey values of up to 16 bits are scaled. Raises ValueError for values of unknown range (32-bit
+    integers, floats, signed ones) and for colours that Pillow does not convert.
+    """
+    bits, signed = _tiff_sample(image)
+    if signed:
+        raise ValueError("it holds signed or floating-point values; convert it to 8 bits")
+    is_16_bit = image.mode.startswith("I;16")
+    if is_16_bit or (image.mode == "I" and image.format in ("PNG", "PPM")):  # Pillow scales PPM
+        highest = 2 ** (bits if is_16_bit else 16) - 1
+        values = np.asarray(image).astype(np.int64)
+        scaled = (values * 255 + highest // 2) // highest
+        return Image.fromarray(scaled.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "floating-point values"
+        raise ValueError(f"it holds {kind}, whose range is unknown; convert it to 8 bits")
+    image.load()
+    image.info.pop("transparency", None)  # has no effect on RGB, but makes Pillow warn
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def subfolders(folder: Path) -> list[str]:
-    """Sorted names of the folders in `folder`, without hidden ones."""
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+def _tiff_sample(image: Image.Image) -> tuple[int, bool]:
+    """Bits of a value of a TIFF image, and whether values are signed or floats; else 16, False."""
+    tags = getattr(image, "tag_v2", {})
+    kinds = tags.get(339, (1,))  # SampleFormat; 1: unsigned integers
+    return max(tags.get(258, (16,))), any(kind in (2, 3) for kind in kinds)

@@ -14,6 +14,7 @@ from ctta_bench.datasets.io.decoding import Geometry, Interpolation
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.imagenet import FOLDER as CLEAN_FOLDER
 from ctta_bench.datasets.io.imagenet import synsets, train_images
+from ctta_bench.datasets.io.listing import passed_over_note
 from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.stream import Benchmark, ImageSet, StreamSettings
@@ -55,6 +56,7 @@ class FileBenchmark(Benchmark):
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         super().__init__(settings, data_root(root))
         self.notes: set[str] = set()
+        self._folders_left_out: set[str] = set()
         self._left_out: dict[Path, list[int]] = {}
 
     @abstractmethod
@@ -94,8 +96,19 @@ class FileBenchmark(Benchmark):
 
     def _whole(self, name: str, severity: int) -> FileImages:
         images = self.files(name, severity)
+        self._note_unread(images)
         bad = self._left_out.get(images.folder)
         return images.without(bad) if bad else images
+
+    def _note_unread(self, images: FileImages) -> None:
+        place = images.folder.relative_to(data_root(self.root)).as_posix()
+        if (note := passed_over_note(images.passed_over)) is not None:
+            self.notes.add(f"{place}: {note}")
+        self._folders_left_out |= {f"{place}/{name}" for name in images.left_out}
+
+    def unknown_folders(self) -> list[str]:
+        """Hidden and system folders among those that were read."""
+        return sorted(self._folders_left_out)
 
     @functools.cached_property
     def _train(self) -> FileImages | None:
@@ -104,6 +117,8 @@ class FileBenchmark(Benchmark):
 
     def source(self) -> ImageSet | None:
         """ImageNet's training images of the benchmark's classes, or None if they are missing."""
+        if self._train is not None:
+            self._note_unread(self._train)
         return self._train
 
     def source_location(self) -> str:

@@ -22,6 +22,7 @@ from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.image_lists import ROBUSTBENCH, labels_of, read_list
 from ctta_bench.datasets.io.imagenet import synsets
+from ctta_bench.datasets.io.listing import is_left_out, left_out, strays
 from ctta_bench.errors import DataError
 
 KIT = Path("ILSVRC2012_devkit_t12") / "data"
@@ -42,7 +43,7 @@ def flat_classes(folder: Path) -> dict[str, str] | None:
     Raises DataError if no file states the classes, or if it cannot be trusted.
     """
     with os.scandir(folder) as entries:
-        found = [e.name for e in entries if not e.name.startswith(".")]
+        found = [e.name for e in entries if not is_left_out(e.name)]
     images = sorted(name for name in found if _IMAGE.fullmatch(name))
     if not images or any((folder / name).is_dir() for name in set(found) - set(images)):
         return None
@@ -162,7 +163,9 @@ def flat_files(
     """
     if wanted is None:
         names = sorted(classes)
-        return FileImages(folder, names, labels_of([f"{classes[n]}/{n}" for n in names]), geometry)
+        labels = labels_of([f"{classes[n]}/{n}" for n in names])
+        passed_over = [name for name in strays(folder) if name not in classes]
+        return FileImages(folder, names, labels, geometry, passed_over, left_out(folder))
     names = [line.rpartition("/")[2] for line in wanted]
     odd = [
         line

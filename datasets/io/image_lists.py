@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ctta_bench.datasets.io.decoding import Geometry, image_names, subfolders
+from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.imagenet import class_folders, synsets
+from ctta_bench.datasets.io.listing import class_tree, subfolders
 from ctta_bench.errors import DataError
 
 ROBUSTBENCH = Path(__file__).parents[1] / "lists" / "imagenet_5000.txt"
@@ -98,11 +99,14 @@ def all_files(folder: Path, geometry: Geometry) -> FileImages:
     ImageNet's validation images are numbered in random order of classes, so this order mixes the
     classes; sorting by folder would not.
     """
-    names = [f"{s}/{image}" for s in class_folders(folder) for image in image_names(folder / s)]
+    class_folders(folder)
+    tree = class_tree(folder)
+    names = tree.images
     if not names:
         raise DataError(f"{folder}: holds no images in synset folders.")
     names.sort(key=lambda name: name.partition("/")[::-1])
-    return FileImages(folder, tuple(names), labels_of(names), geometry)
+    labels = labels_of(names)
+    return FileImages(folder, tuple(names), labels, geometry, tree.passed_over, tree.left_out)
 
 
 def robustbench_files(folder: Path, geometry: Geometry) -> tuple[FileImages, str | None]:

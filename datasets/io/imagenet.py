@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ctta_bench.datasets.io.decoding import Geometry, image_names, subfolders
+from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.file_images import FileImages
+from ctta_bench.datasets.io.listing import class_tree, subfolders
 from ctta_bench.errors import DataError
 
 FOLDER = "imagenet2012"
@@ -54,16 +55,13 @@ def class_files(
     """
     chosen = synsets() if classes is None else tuple(classes)
     place = {synset: number for number, synset in enumerate(chosen)}
-    names: list[str] = []
-    labels: list[int] = []
-    for synset in class_folders(folder):
-        if synset in place:
-            images = image_names(folder / synset)
-            names += [f"{synset}/{image}" for image in images]
-            labels += [place[synset]] * len(images)
+    class_folders(folder)
+    tree = class_tree(folder, place)
+    names = tree.images
     if not names:
         raise DataError(f"{folder}: holds no images in synset folders.")
-    return FileImages(folder, names, np.asarray(labels, np.int64), geometry)
+    labels = np.asarray([place[name.partition("/")[0]] for name in names], np.int64)
+    return FileImages(folder, names, labels, geometry, tree.passed_over, tree.left_out)
 
 
 def train_images(

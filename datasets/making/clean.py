@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ctta_bench.datasets.io.decoding import Geometry, decode, image_names, subfolders
+from ctta_bench.datasets.io.decoding import Geometry, decode
 from ctta_bench.datasets.io.files import atomic
+from ctta_bench.datasets.io.listing import class_tree
 from ctta_bench.datasets.making.corruptions import U8
 from ctta_bench.errors import DataError
 
@@ -57,8 +58,7 @@ class CleanFolder:
         """CLASS/IMAGE, sorted."""
         if self.classes is not None:
             return sorted(f"{synset}/{name}" for name, synset in self.classes.items())
-        classes = subfolders(self.folder)
-        return [f"{c}/{name}" for c in classes for name in image_names(self.folder / c)]
+        return class_tree(self.folder).images
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -73,11 +73,10 @@ class CleanFolder:
 
     @property
     def labels(self) -> np.ndarray:
-        """Position of each image's class among the sorted classes, int64 [n]."""
-        flat = self.classes
-        names = subfolders(self.folder) if flat is None else sorted(set(flat.values()))
-        position = {name: label for label, name in enumerate(names)}
-        labels = [position[file.partition("/")[0]] for file in self.files]
+        """Position of each image's class among the sorted classes with images, int64 [n]."""
+        of_files = [file.partition("/")[0] for file in self.files]
+        position = {name: label for label, name in enumerate(sorted(set(of_files)))}
+        labels = [position[name] for name in of_files]
         return np.asarray(labels, np.int64)
 
     def image(self, number: int) -> U8:
