@@ -30,6 +30,7 @@ from ctta_bench.datasets.io.files import atomic, write_json, writing
 from ctta_bench.errors import DataError
 from ctta_bench.stream.loading import load_ahead
 
+DECODING = 2  # raised when the same file is decoded to other values
 CHUNK = 64  # images decoded and written at a time
 
 
@@ -71,6 +72,7 @@ class DecodedImages:
             "files": files.hexdigest(),
             "count": len(self.images.names),
             "geometry": asdict(self.images.geometry),
+            "decoding": DECODING,
             "pillow": pillow,
             "libjpeg": features.version_feature("libjpeg_turbo") or features.version("jpg"),
         }

@@ -28,8 +28,18 @@ def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
     train ids, or if it is missing or damaged.
     """
     values = _values(file)
+    if (
+        values.ndim != 2
+        or values.dtype.kind not in "iub"
+        or not 0 <= values.min() <= values.max() <= 255
+    ):
+        raise DataError(
+            f"{file}: holds values other than the numbers 0 to 255 of a label map (as a map of "
+            "instances does); replace it by the file of label ids."
+        )
+    values = values.astype(np.uint8)
     if raw_ids:
-        return TRAIN_IDS[values.astype(np.uint8)]
+        return TRAIN_IDS[values]
     present = np.bincount(values.ravel(), minlength=256).nonzero()[0]
     wrong = [int(v) for v in present if v >= len(CLASSES) and v != IGNORE]
     if wrong:
@@ -38,7 +48,7 @@ def read_map(file: Path, *, raw_ids: bool = False) -> np.ndarray:
             f"{IGNORE} for ignored pixels; these look like raw label ids: replace it by the file "
             "of train ids (cityscapesScripts' csCreateTrainIdLabelImgs makes them)."
         )
-    return values.astype(np.uint8)
+    return values
 
 
 def _values(file: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctta_bench.datasets.io.decoding import opened
+from ctta_bench.datasets.io.decoding import as_rgb, opened
 from ctta_bench.datasets.io.label_files import read_map
 from ctta_bench.errors import DataError
 
@@ -95,4 +95,4 @@ def resized(image: np.ndarray, box: Size) -> np.ndarray:
 def _rgb(file: Path) -> np.ndarray:
     """uint8 [H, W, 3]."""
     with opened(file) as image:
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+        return np.asarray(as_rgb(image))

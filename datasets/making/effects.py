@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from ctta_bench.datasets.io.decoding import as_rgb, opened
 from ctta_bench.datasets.making.strengths import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import DataError
 
@@ -178,7 +179,8 @@ def _frost_path(number: int, *, is_small: bool) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _read_picture(path: Path) -> U8:
-    return np.asarray(Image.open(path).convert("RGB"))  # drops the alpha channel, unblended
+    with opened(path) as picture:
+        return np.asarray(as_rgb(picture))  # drops the alpha channel, unblended
 
 
 def _fog(image: U8, rng: RandomState, amount: float, decay: float) -> Floats:
