@@ -2,6 +2,7 @@
 
 Layout: ROOT/CIFAR-10-C/CORRUPTION.npy, uint8 [5 n, 32, 32, 3], severity s in rows (s - 1) n to s n,
 and labels.npy, [5 n]; n is 10,000 as published. Files are memory-mapped, never read as a whole.
+A file of one severity alone, [n, 32, 32, 3], is read if the request names the severity.
 Clean images: ROOT/cifar-10-batches-py or ROOT/cifar-100-python; the training set is the source set.
 """
 
@@ -20,10 +21,18 @@ from ctta_bench.datasets.io.roots import data_root, how_to_get, provenance
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
-from ctta_bench.stream import CLEAN, ArrayImages, Benchmark, CorruptionSettings, ImageSet
+from ctta_bench.stream import (
+    CLEAN,
+    ArrayImages,
+    Benchmark,
+    CorruptionSettings,
+    ImageSet,
+    StreamSettings,
+)
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SIDE = 32
+TEST_IMAGES = 10_000  # of CIFAR-10 and of CIFAR-100
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,10 @@ class CifarC(Benchmark):
     label_key = ""
     splits: Mapping[str, tuple[str, ...]] = {}  # files of the clean set
 
+    def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
+        super().__init__(settings, root)
+        self._alone: set[str] = set()  # files of one severity alone
+
     @property
     def home(self) -> Path:
         """ROOT/`folder`."""
@@ -72,8 +85,14 @@ class CifarC(Benchmark):
 
     @property
     def provenance(self) -> str | None:  # type: ignore[override] # elsewhere a constant
-        """The footnote of self-made images; None for the published ones."""
-        return provenance(self.home)
+        """The footnote of self-made images and of files of one severity; None without them."""
+        alone = None
+        if self._alone:
+            files = ", ".join(sorted(self._alone))
+            alone = (
+                f"files of one severity alone, read as severity {self.settings.severity}: {files}"
+            )
+        return "; ".join(filter(None, [provenance(self.home), alone])) or None
 
     def domain_names(self) -> tuple[str, ...]:
         """The 15 corruptions in their usual order."""
@@ -108,21 +127,40 @@ class CifarC(Benchmark):
         if name == CLEAN:
             return self._clean("test")
         labels = self._labels()
+        count, severity = len(labels), severity or self.settings.severity
         file = self.home / f"{name}.npy"
         if not file.is_file():
             raise DataError(
-                f"no file {file}, expected {len(labels) // 5:,} x 5 images (uint8); "
+                f"no file {file}, expected {count:,} x 5 images (uint8); "
                 + how_to_get(self.name, data_root(self.root))
             )
-        array, shape = mapped(file), (len(labels), SIDE, SIDE, 3)
-        if array.dtype != np.uint8 or array.shape != shape:
+        array, shape = mapped(file), [SIDE, SIDE, 3]
+        rows = len(array) if array.ndim else 0
+        is_alone = rows == count
+        if array.dtype != np.uint8 or [*array.shape[1:]] != shape or rows not in (count, 5 * count):
             raise DataError(
-                f"{file}: holds {array.dtype} {list(array.shape)}, expected uint8 {list(shape)}, "
-                f"as many rows as labels.npy; {how_to_get(self.name, data_root(self.root))}"
+                f"{file}: holds {array.dtype} {list(array.shape)}, expected uint8 "
+                f"{[5 * count, *shape]} of five severities or {[count, *shape]} of one, since "
+                f"labels.npy is of {count:,} images; {how_to_get(self.name, data_root(self.root))}"
             )
-        count = len(labels) // 5
-        first = ((severity or self.settings.severity) - 1) * count
-        return SeverityRows(file, first, labels[first : first + count])
+        if is_alone:
+            self._check_alone(file, count, severity)
+        return SeverityRows(file, 0 if is_alone else (severity - 1) * count, labels)
+
+    def _check_alone(self, file: Path, count: int, severity: int) -> None:
+        """Raise DataError unless the request names the severity of a file of one severity."""
+        if "severity" not in self.settings.model_fields_set:
+            raise DataError(
+                f"{file}: holds the {count:,} images of one severity alone, and nothing says of "
+                "which: name it with --set severity=N, or get the file of five severities."
+            )
+        if severity != self.settings.severity:
+            raise DataError(
+                f"{file}: holds the {count:,} images of one severity alone, read as severity "
+                f"{self.settings.severity}, but the stream needs severity {severity}, too; choose "
+                "another setting, or get the file of five severities."
+            )
+        self._alone.add(file.name)
 
     def source(self) -> ImageSet | None:
         """The training images, if the folder of the clean set exists."""
@@ -149,14 +187,25 @@ class CifarC(Benchmark):
         return ArrayImages(images, in_range(labels, self.num_classes, folder))
 
     def _labels(self) -> np.ndarray:
+        """The labels of one severity, int64 [n]: those of all five severities must be equal."""
         file = self.home / "labels.npy"
         labels = mapped(file)
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
             raise DataError(
                 f"{file}: holds {labels.dtype} {list(labels.shape)}, expected integers, one row "
                 "per image and severity."
             )
-        return in_range(labels, self.num_classes, file)
+        labels = in_range(labels, self.num_classes, file)
+        first = labels[: len(labels) // 5]
+        if np.array_equal(labels, np.tile(first, 5)):
+            return first
+        if len(labels) == TEST_IMAGES:
+            return labels
+        raise DataError(
+            f"{file}: holds {len(labels):,} rows, expected integers, one row per image and "
+            f"severity: five equal blocks, or the {TEST_IMAGES:,} labels of one severity; "
+            + how_to_get(self.name, data_root(self.root))
+        )
 
 
 def in_range(labels: np.ndarray, num_classes: int, file: Path) -> np.ndarray:

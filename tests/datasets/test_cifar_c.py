@@ -45,6 +45,73 @@ def test_the_stream_reads_the_severity_of_the_settings(root: Path) -> None:
     assert (batch.images[:, 0, 0, 0] * 255).round().int().tolist() == [60, 61, 62, 63, 64]
 
 
+# -- files of one severity alone
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """10,000 images of one severity: image i is grey i % 251."""
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    values = (np.arange(10_000) % 251).astype(np.uint8)
+    images = np.lib.format.open_memmap(folder / "fog.npy", "w+", np.uint8, (10_000, 32, 32, 3))
+    images[:] = values[:, None, None, None]
+    images.flush()
+    np.save(folder / "labels.npy", np.random.default_rng(0).integers(10, size=10_000))
+    return tmp_path
+
+
+def test_one_severity_alone_is_told_and_read_where_it_is_named(alone: Path) -> None:
+    unnamed = benchmark(alone, domains=("fog",))
+    with pytest.raises(DataError, match=r"fog\.npy: holds the 10,000 images of one severity alone"):
+        unnamed.domain("fog")
+    assert "--set severity=N" in unnamed.problems()[0]
+    named = benchmark(alone, domains=("fog",), severity=2)
+    images = named.domain("fog")
+    assert named.problems() == []
+    assert len(images.labels) == 10_000
+    assert images.load(np.array([9_999]))[0, 0, 0, 0] == 9_999 % 251
+    assert images.labels.tolist() == np.load(alone / "CIFAR-10-C" / "labels.npy").tolist()
+    assert named.provenance == "files of one severity alone, read as severity 2: fog.npy"
+
+
+def test_one_severity_alone_is_no_schedule_of_severities(alone: Path) -> None:
+    gradual = benchmark(alone, domains=("fog",), severity=2, setting="gradual")
+    assert "but the stream needs severity 1, too" in gradual.problems()[0]
+
+
+def test_one_file_of_one_severity_among_others_of_five(root: Path) -> None:
+    file = root / "CIFAR-10-C" / "fog.npy"
+    np.save(file, np.load(file)[2 * N : 3 * N])
+    named = benchmark(root, severity=3)
+    assert [len(named.domain(name).labels) for name in ("fog", "snow")] == [N, N]
+    assert [named.domain(n).load(np.array([1]))[0, 0, 0, 0].item() for n in ("fog", "snow")] == [
+        61,
+        61,
+    ]
+    assert named.provenance is not None
+    with pytest.raises(DataError, match="of one severity alone"):
+        benchmark(root).domain("fog")
+
+
+@pytest.mark.parametrize("rows", [3 * N, 2 * N, 5 * N - 1, 10 * N])
+def test_other_numbers_of_rows_are_refused(rows: int, root: Path) -> None:
+    np.save(root / "CIFAR-10-C" / "fog.npy", np.zeros((rows, 32, 32, 3), np.uint8))
+    words = (
+        rf"fog\.npy: holds uint8 \[{rows}, 32, 32, 3\], expected uint8 \[60, 32, 32, 3\] of five"
+    )
+    with pytest.raises(DataError, match=words):
+        benchmark(root, severity=3).domain("fog")
+
+
+@pytest.mark.parametrize("count", [5 * N, 50_000])
+def test_labels_that_differ_between_severities_are_refused(count: int, root: Path) -> None:
+    labels = np.random.default_rng(0).integers(10, size=count)
+    np.save(root / "CIFAR-10-C" / "labels.npy", labels)
+    with pytest.raises(DataError, match="five equal blocks, or the 10,000 labels of one severity"):
+        benchmark(root, severity=3).domain("fog")
+
+
 def test_channels_stay_in_their_places(root: Path) -> None:
     file = root / "CIFAR-10-C" / "fog.npy"
     rgb = np.load(file)
