@@ -45,6 +45,10 @@ class LAME(Method):
         max_iterations: int = Field(100, ge=1, description="largest number of updates of Y")
         faithful: bool = Field(False, description="return Y, as the official code does")
 
+    def setup(self) -> None:
+        """Only check that the model offers features."""
+        self.model.require_features(asked_by=self.title)
+
     def adapt(self, images: Tensor) -> Tensor:
         """Log-assignments; nothing is updated."""
         return self.predict(images)

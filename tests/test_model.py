@@ -2,6 +2,7 @@ import copy
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import ConfigError, MethodError
 from ctta_bench.model import Preprocessing, SourceModel
+from ctta_bench.registry import METHODS
 from tests.methods import pictures, toy
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -191,8 +193,99 @@ def test_features_of_a_vit_are_its_class_token_after_the_final_norm() -> None:
 def test_a_network_without_a_last_linear_layer_still_classifies() -> None:
     model = SourceModel(nn.Sequential(nn.Conv2d(3, 5, 2), nn.Flatten()), name="conv")
     assert model(torch.rand(2, 3, 2, 2)).shape == (2, 5)
-    with pytest.raises(MethodError, match="conv has no last linear layer"):
+    with pytest.raises(MethodError, match="conv offers no features: its logits"):
         model.features(torch.rand(2, 3, 2, 2))
+
+
+class Scaled(nn.Module):
+    """A network whose logits are not the output of its last linear layer."""
+
+    def __init__(self, network: nn.Module, size: tuple[int, int] | None = (16, 16)) -> None:
+        super().__init__()
+        self.network = network
+        if size:
+            self.pretrained_cfg = {"input_size": (3, *size)}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 2 * self.network(images)
+
+
+class LearntScale(VisionTransformer):
+    """A timm model whose own forward does more than its last layer."""
+
+    def forward(self, x: torch.Tensor, attn_mask: Any = None) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+SMALL_OF_TIMM = {
+    "deit_tiny_distilled_patch16_224": {"embed_dim": 24, "depth": 2, "num_heads": 2},
+    "levit_128s": {"embed_dim": (16, 24, 32), "num_heads": (2, 2, 2), "depth": (1, 1, 1)},
+    "resnetv2_50": {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16], "stem_chs": 8},
+}
+
+
+def without_features(name: str) -> nn.Module:
+    match name:
+        case "scaled":
+            return Scaled(toy.toy_cnn())
+        case "learnt scale":
+            return LearntScale(
+                img_size=16, patch_size=8, embed_dim=8, depth=2, num_heads=2, num_classes=5
+            )
+    return timm.create_model(name, num_classes=5, **SMALL_OF_TIMM[name])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", [*SMALL_OF_TIMM, "scaled", "learnt scale"])
+def test_the_forward_pass_is_the_networks_own_and_features_are_refused(name: str) -> None:
+    network = without_features(name).train()
+    model = SourceModel(network, name=name)
+    assert all(module.training for module in network.modules())  # as it came
+    model.eval()
+    images = torch.rand(2, 3, *(model.preprocessing.size or (16, 16)))
+    with torch.no_grad():
+        expected = network(model.preprocess(images))
+        assert torch.equal(model(images), expected)
+        assert model.passes.forward_images == 2  # the check is no cost
+        assert (model.has_classifier, model.num_classes) == (False, expected.shape[1])
+        for of_features in (model.features, model.features_and_logits):
+            with pytest.raises(MethodError, match=f"{name} offers no features"):
+                of_features(images)
+        twin = copy.deepcopy(model)
+        twin.keep_classes([3, 1])
+        assert torch.equal(twin(images), expected[:, [3, 1]])
+        assert twin.num_classes == 2
+    assert twin.sha256() == model.sha256()
+
+
+@pytest.mark.parametrize("method", ["t3a", "lame", "paid", "foa", "dpcore", "santa", "rmt"])
+def test_methods_that_use_features_refuse_such_a_model_before_the_stream(method: str) -> None:
+    network = timm.create_model("vit_tiny_patch16_224", embed_dim=24, depth=2, num_heads=2)
+    network.head = nn.Sequential(nn.Linear(24, 5), nn.Softmax(-1))
+    model = SourceModel(network, name="soft")
+    entry = METHODS.get(method)
+    with pytest.raises(MethodError, match=r"soft.* offers no features"):
+        entry(model, entry.Hyperparameters())
+
+
+@pytest.mark.parametrize("method", ["source", "tent", "sar"])
+def test_other_methods_take_it(method: str) -> None:
+    model = SourceModel(Scaled(toy.toy_vit()))
+    entry = METHODS.get(method)
+    adapted = entry(model, entry.Hyperparameters())
+    adapted.start(None)
+    assert adapted(pictures(3)).shape == (3, 10)
+
+
+def test_without_a_known_input_size_features_are_checked_when_they_are_used() -> None:
+    model = SourceModel(Scaled(toy.toy_cnn(), None), name="scaled")
+    with pytest.raises(MethodError, match="scaled offers no features"):
+        model.features(pictures(2))
+
+
+def test_the_check_of_features_draws_nothing_from_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    SourceModel(toy.toy_vit())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("network", [toy.toy_vit, toy.toy_cnn])

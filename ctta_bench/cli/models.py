@@ -81,13 +81,13 @@ def models_show(
         preprocessing=preprocessing,  # type: ignore[arg-type] # refused if it is no regime
         root=data_root,
     )
-    segments = model.task == "segmentation"
     facts = {
         "name": model.name,
         "sha256": model.sha256(),
         "parameters": sum(p.numel() for p in model.network.parameters()),
         "task": model.task,
-        "classes": model.num_classes if model.has_classifier or segments else None,
+        "classes": model.known_classes,
+        "features": model.has_classifier or model.task == "segmentation",
         "preprocessing": model.preprocessing.record(),
     }
     if as_json:
@@ -97,6 +97,8 @@ def models_show(
         f"{facts['name']}: weights {facts['sha256'][:8]}, {facts['parameters']:,} parameters, "
         f"{facts['classes']} classes, normalisation {model.preprocessing}"
     )
+    if not facts["features"]:
+        typer.echo("it offers no features: methods that use them (T3A, FOA, ...) do not support it")
 
 
 @command

@@ -1,8 +1,9 @@
 """SourceModel: one interface for all networks that methods adapt.
 
 Images are in [0, 1]; resizing and normalisation are layers inside the model, so that methods and
-their augmentations work on one range. `features` and `head` split the network before its last
-linear layer; `norm_parameters` and `ctta_bench.parts.adapters.injection` select layers by type.
+their augmentations work on one range. The forward pass is the network's own. `features` and `head`
+split it before its last linear layer, if a check of one random image shows that they give the same
+logits; `norm_parameters` and `ctta_bench.parts.adapters.injection` select layers by type.
 
 A network whose class has `task = "segmentation"` gives logits per pixel, on a coarser grid than the
 image. `rows` reshapes them to samples, so that one loss works for both tasks.
@@ -26,6 +27,9 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (nn.LayerNorm, nn.GroupNorm, *BATCH_NORMS, *INSTANCE_NORMS)
 Task = str  # "classification", "segmentation", or another entry of METRICS
+# Largest difference between logits by features and head and the network's own, as a share of the
+# largest logit.
+SPLIT_TOLERANCE = 1e-4
 
 
 @dataclass
@@ -77,32 +81,84 @@ class SourceModel(OldNames, nn.Module):
         # In a tuple, so that the layer is not registered twice.
         self._classifier = (None if self.task == "segmentation" else find_classifier(network),)
         self._is_timm = hasattr(network, "forward_features") and hasattr(network, "forward_head")
+        # Positions of the logits that `keep_classes` chose, of a network without features.
+        self.kept: Tensor | None
+        self.register_buffer("kept", None, persistent=False)
+        self._outputs: int | None = None  # logits per image
+        if self.task != "segmentation":
+            self._check_split()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images; of a segmentation network [n, classes, h, w]."""
-        if self._is_timm:
-            return self.head(self.features(images))
-        return self._count(self.network(self.preprocess(images)))
+        logits = self._count(self.network(self.preprocess(images)))
+        return logits if self.kept is None else logits[:, self.kept]
 
     def features(self, images: Tensor) -> Tensor:
         """The inputs [n, d] of the last linear layer: a ViT's class token after the final norm.
 
-        Of a segmentation network the rows [n·h·w, C] of its deepest map. Raises MethodError if a
-        classifier has no last linear layer.
+        Of a segmentation network the rows [n·h·w, C] of its deepest map. Raises MethodError if the
+        logits of a classifier are not those of a last linear layer.
         """
         if self.task == "segmentation":
             return self.rows(self.feature_maps(images)[-1])
-        inputs = self.preprocess(images)
+        self.require_features()
+        return self._count(self._features(self.preprocess(images)))
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        """The features of normalised images, from a network with a last linear layer."""
         if self._is_timm:
             tokens = self.network.forward_features(inputs)
-            return self._count(self.network.forward_head(tokens, pre_logits=True))
-        seen: list[Tensor] = []
-        handle = self.classifier.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+            return self.network.forward_head(tokens, pre_logits=True)  # type: ignore[no-any-return]
+        (classifier,) = self._classifier
+        assert classifier is not None
+        seen: list[tuple[Tensor, Tensor]] = []
+        handle = classifier.register_forward_hook(
+            lambda _, args, output: seen.append((args[0], output))
+        )
         try:
-            self.network(inputs)
+            logits = self.network(inputs)
         finally:
             handle.remove()
-        return self._count(seen[0])
+        # Its size may not be known, so that the check when it is loaded is left out.
+        if len(seen) != 1 or not (seen[0][1] is logits or torch.equal(seen[0][1], logits)):
+            raise MethodError(self._no_features())
+        return seen[0][0]
+
+    @torch.no_grad()
+    def _check_split(self) -> None:
+        """Compare `head(features)` with the network's own logits of one random image.
+
+        If they differ, the model offers no features. Left out if the network's input size is not
+        known, or if it cannot run yet.
+        """
+        first, size = next(self.network.parameters(), None), self.preprocessing.size
+        if first is None or size is None or first.is_meta:
+            return
+        shown = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0)).to(first)
+        modes = {module: module.training for module in self.network.modules()}
+        self.network.eval()
+        try:
+            with torch.random.fork_rng():
+                own = self.network(shown)
+                self._outputs = int(own.shape[-1])
+                if self.has_classifier and not self._splits(shown, own):
+                    self._classifier = (None,)
+        except (RuntimeError, ValueError, AssertionError, AttributeError, TypeError):
+            return  # of the network itself: a wrong input is reported where it is used
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _splits(self, inputs: Tensor, own: Tensor) -> bool:
+        """Whether features and head give the network's own logits."""
+        try:
+            composed = self.head(self._features(inputs))
+        except Exception:  # of any kind: the two functions do not belong together
+            return False
+        if composed.shape != own.shape:
+            return False
+        limit = SPLIT_TOLERANCE * float(own.abs().max())
+        return bool(torch.allclose(composed, own, rtol=0, atol=limit, equal_nan=True))
 
     def head(self, features: Tensor) -> Tensor:
         """Logits [n, classes] of features [n, d]."""
@@ -176,32 +232,53 @@ class SourceModel(OldNames, nn.Module):
                 "linear layer."
             )
         if classifier is None:
-            raise MethodError(
-                f"{self.name} has no last linear layer that splits features from logits; methods "
-                "that use features do not support it."
-            )
+            raise MethodError(self._no_features())
         return classifier
 
     @property
     def has_classifier(self) -> bool:
-        """Whether the logits come from a last linear layer."""
+        """Whether the logits come from a last linear layer, whose inputs are the features."""
         return self._classifier[0] is not None
+
+    def require_features(self, *, asked_by: str = "") -> None:
+        """Raise MethodError if the model offers no features; `asked_by`: the method, for it."""
+        if self.task != "segmentation" and not self.has_classifier:
+            raise MethodError(self._no_features(asked_by))
+
+    def _no_features(self, asked_by: str = "") -> str:
+        start = f"{asked_by} does not support {self.name}: it uses features, but this model"
+        return (
+            f"{start if asked_by else self.name} offers no features: its logits are not those of "
+            "one last linear layer; choose another model, or a method that uses no features."
+        )
 
     @property
     def num_classes(self) -> int:
-        """Number of logits per image or pixel."""
+        """Number of logits per image or pixel. Raises MethodError if it is not known."""
+        if self.known_classes is None:
+            return self.classifier.out_features  # raises
+        return self.known_classes
+
+    @property
+    def known_classes(self) -> int | None:
+        """Number of logits per image or pixel; None if only a forward pass would show it."""
         if self.task == "segmentation":
             return int(self.network.num_classes)
-        return self.classifier.out_features
+        if self.has_classifier:
+            return self.classifier.out_features
+        return self._outputs if self.kept is None else len(self.kept)
 
     @torch.no_grad()
     def keep_classes(self, classes: Sequence[int]) -> None:
-        """Reduce the last linear layer to these logits, in this order.
+        """Reduce the logits to these, in this order: the rows of the last linear layer.
 
         It is for benchmarks of 200 ImageNet classes (-R, -A): every method gets 200 logits, as
-        with the masking layer that is common in this field. Raises MethodError if there is no last
-        linear layer.
+        with the masking layer that is common in this field. Without features the network stays
+        whole, and its logits are selected. Raises MethodError for segmentation.
         """
+        if self.task != "segmentation" and not self.has_classifier:
+            self.kept = torch.as_tensor(classes, device=self.mean.device)
+            return
         layer, kept = self.classifier, torch.as_tensor(classes)
         layer.weight = nn.Parameter(layer.weight[kept], layer.weight.requires_grad)
         if layer.bias is not None:

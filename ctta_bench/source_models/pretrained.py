@@ -77,6 +77,11 @@ def load_source_model(
             f"model {name}: is for {model.task}, but the benchmark for {task}; give another "
             "--model."
         )
+    if task is not None and getattr(network, "num_classes", None) == 0:
+        raise ConfigError(
+            f"model {name}: has no classifier, its outputs are features; give another --model, or "
+            "--weights FILE with a classifier."
+        )
     _check_classes(model, num_classes)
     return model
 
@@ -188,10 +193,10 @@ def resize_input(network: Any, size: tuple[int, int], name: str) -> None:
 
 
 def _check_classes(model: SourceModel, num_classes: int | None) -> None:
-    known = model.has_classifier or model.task == "segmentation"
-    if num_classes and known and model.num_classes != num_classes:
+    known = model.known_classes
+    if num_classes and known is not None and known != num_classes:
         raise ConfigError(
-            f"model {model.name} has {model.num_classes} classes, but the benchmark has "
+            f"model {model.name} has {known} classes, but the benchmark has "
             f"{num_classes}; give weights trained on it (--weights FILE), or train a model with "
             "`ctta-bench train-source`."
         )

@@ -15,13 +15,14 @@ from ctta_bench.parts.encoder import hooked
 
 
 def check_class_token(model: SourceModel, *, asked_by: str) -> None:
-    """Raise MethodError unless the model is a timm VisionTransformer with a class token."""
+    """Raise MethodError unless the model is a timm ViT with a class token and features."""
     network = model.network
     if not isinstance(network, VisionTransformer) or network.cls_token is None:
         raise MethodError(
             f"{asked_by} does not support {model.name}: it uses the class token of a timm "
             "VisionTransformer, which this model lacks."
         )
+    model.require_features(asked_by=asked_by)
 
 
 def start_prompts(model: SourceModel, count: int) -> Tensor:

@@ -30,7 +30,8 @@ class ImageFeatures:
         self.model, self.hp = model, hp
 
     def check(self, *, asked_by: str) -> None:
-        """Nothing to check: all hyper-parameters are supported."""
+        """Raise MethodError if the model offers no features."""
+        self.model.require_features(asked_by=asked_by)
 
     def facts(self) -> dict[str, Any]:
         """What else the statistics depend on."""
