@@ -179,6 +179,8 @@ def evaluate(
         run_stream(method, stream, progress, workers=workers, loggers=loggers)
     record = make_result("", method, stream, progress)
     record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
+    if note := method.model.weights_note:
+        record["notes"] = [note]
     return Result(record, progress.scorer.named(progress.concatenated()))
 
 

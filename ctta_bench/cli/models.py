@@ -34,7 +34,7 @@ Name = Annotated[
     ),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="File or folder of weights: .safetensors, .pth, .npz.")
+    Path | None, typer.Option(help="FILE[#KEY] or folder of weights: .safetensors, .pth, .npz.")
 ]
 
 
@@ -89,6 +89,7 @@ def models_show(
         "classes": model.known_classes,
         "features": model.has_classifier or model.task == "segmentation",
         "preprocessing": model.preprocessing.record(),
+        "weights_note": model.weights_note or None,
     }
     if as_json:
         print_json(facts)
@@ -97,6 +98,8 @@ def models_show(
         f"{facts['name']}: weights {facts['sha256'][:8]}, {facts['parameters']:,} parameters, "
         f"{facts['classes']} classes, normalisation {model.preprocessing}"
     )
+    if model.weights_note:
+        typer.echo(model.weights_note)
     if not facts["features"]:
         typer.echo("it offers no features: methods that use them (T3A, FOA, ...) do not support it")
 

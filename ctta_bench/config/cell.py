@@ -107,7 +107,8 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     domains = built.chosen_domains()
     from ctta_bench.source_models.shared import Models
 
-    sha256, preprocessing = (models or Models()).facts(model, model_options(request, built))
+    models, options = models or Models(), model_options(request, built)
+    sha256, preprocessing = models.facts(model, options)
     facts = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
@@ -141,7 +142,8 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     record["id"] = cell_id(record)
     note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
     # A method without hyper-parameters needs no note about its preset.
-    notes = (note,) if note and method_class.Hyperparameters.model_fields else ()
+    of_preset = note if method_class.Hyperparameters.model_fields else ""
+    notes = tuple(filter(None, (of_preset, models.note(model, options))))
     return Cell(request, hyperparameters, settings, record, notes, warmup, asked)
 
 

@@ -101,7 +101,11 @@ class CellOptions:
     ] = None
     weights: Annotated[
         Path | None,
-        CellOption("file with the weights of the source model", panel=MODEL, places=("run", "set")),
+        CellOption(
+            "file with the weights of the source model; FILE#KEY: one of several sets in it",
+            panel=MODEL,
+            places=("run", "set"),
+        ),
     ] = None
     preprocessing: Annotated[
         Literal["true", "lineage"],

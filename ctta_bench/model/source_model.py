@@ -85,6 +85,7 @@ class SourceModel(OldNames, nn.Module):
         self.kept: Tensor | None
         self.register_buffer("kept", None, persistent=False)
         self._outputs: int | None = None  # logits per image
+        self.weights_note = ""  # which of a file's sets of weights these are, if it has several
         if self.task != "segmentation":
             self._check_split()
 
@@ -108,7 +109,8 @@ class SourceModel(OldNames, nn.Module):
         """The features of normalised images, from a network with a last linear layer."""
         if self._is_timm:
             tokens = self.network.forward_features(inputs)
-            return self.network.forward_head(tokens, pre_logits=True)  # type: ignore[no-any-return]
+            features: Tensor = self.network.forward_head(tokens, pre_logits=True)
+            return features
         (classifier,) = self._classifier
         assert classifier is not None
         seen: list[tuple[Tensor, Tensor]] = []

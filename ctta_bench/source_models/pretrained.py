@@ -39,10 +39,11 @@ def load_source_model(
 ) -> SourceModel:
     """The model called `name` with its weights.
 
-    weights: a file or folder used instead of the model's own weights. preprocessing:
-    normalisation, see `model.preprocessing`. input_size: (height, width) to which position
-    embeddings are resampled, as in timm; by default the recorded size. num_classes: required
-    number of logits, and the size of a timm model's head if its weights are read from a file.
+    weights: a file or folder used instead of the model's own weights; FILE#KEY is one of several
+    sets of weights in it. preprocessing: normalisation, see `model.preprocessing`. input_size:
+    (height, width) to which position embeddings are resampled, as in timm; by default the recorded
+    size. num_classes: required number of logits, and the size of a timm model's head if its weights
+    are read from a file.
     root: the data root. task: required task.
 
     Example: `load_source_model("timm:vit_base_patch16_224", weights=Path("vit.safetensors"))`
@@ -55,8 +56,9 @@ def load_source_model(
     own = None if name.startswith(TIMM) else recorded_cfg(network).get("file")
     chosen = weights or own or stored
     file = Path(chosen) if chosen else None
+    note = ""
     if file is not None:
-        load_weights(network, file)
+        note = load_weights(network, file)
         network.pretrained_cfg = recorded_cfg(network) | recorded_beside(file)  # type: ignore[assignment]
     elif name.startswith(TIMM):
         network = _from_hub(name, network, root)
@@ -72,6 +74,7 @@ def load_source_model(
     model = SourceModel(
         network, name=name, preprocessing=recorded_preprocessing(network, preprocessing, size)
     )
+    model.weights_note = note
     if task is not None and model.task != task:
         raise ConfigError(
             f"model {name}: is for {model.task}, but the benchmark for {task}; give another "

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctta_bench.model import PassCounts, SourceModel
 from ctta_bench.source_models.pretrained import load_source_model, stored_weights
+from ctta_bench.source_models.weight_sets import located
 from ctta_bench.source_models.weights import weight_file
 
 Key = tuple[Any, ...]
@@ -24,6 +25,7 @@ class Models:
         self.several = several
         self._cached: tuple[Key, SourceModel] | None = None
         self._facts: dict[Key, tuple[str, dict[str, Any]]] = {}
+        self._notes: dict[Key, str] = {}
 
     def fresh(self, name: str, options: dict[str, Any], *, last: bool = False) -> SourceModel:
         """A copy of the model as read, with its own count of passes.
@@ -45,7 +47,13 @@ class Models:
         if key not in self._facts:
             model = self._read(key, name, options)
             self._facts[key] = model.sha256(), model.preprocessing.record()
+            self._notes[key] = model.weights_note
         return self._facts[key]
+
+    def note(self, name: str, options: dict[str, Any]) -> str:
+        """Which of a file's sets of weights the model has; "" if the file has one."""
+        self.facts(name, options)
+        return self._notes[_key(name, options)]
 
     def release(self) -> None:
         """Drop the cached model, unless more cells follow."""
@@ -70,7 +78,7 @@ def _key(name: str, options: dict[str, Any]) -> Key:
     """
     path: Path | None = options["weights"] or stored_weights(name, options["root"])
     stamp: Key = (path,)
-    if path is not None and path.exists():
+    if path is not None and located(path)[0].exists():
         stat = weight_file(path).stat()
         stamp = (path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     return (name, stamp, *options.items())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ctta_bench.errors import DataError
 from ctta_bench.model import fingerprint as fingerprint
+from ctta_bench.source_models.weight_sets import chosen_set, located
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar")
 RECORD = "ctta_bench"  # key in a safetensors file's metadata: the record of `train-source`
@@ -63,28 +64,38 @@ class _Inert:
         pass
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
+def load_weights(network: nn.Module, path: Path) -> str:
     """Load a file (or the file in a folder) strictly; common wrappings of tensors are removed.
+
+    path: FILE, or FILE#KEY for one of several sets of weights. Returns a sentence on the set that
+    was read if there are others, else "".
 
     Raises DataError that lists keys which are missing, unexpected, of another shape or not finite;
     then the network is unchanged.
     """
-    file = weight_file(path)
+    file, (_, key), note = weight_file(path), located(path), ""
+    if file.suffix == ".npz" and key:
+        raise DataError(f"{file}: an .npz holds one set of weights; leave out #{key}.")
     if file.suffix == ".npz":
         tensors = read_npz(network, file)
         check_finite(tensors, file)
     else:
-        tensors = strip_prefix(unwrap(read_tensors(file), file), network.state_dict())
+        tensors, note = chosen_set(read_tensors(file), key, network.state_dict(), file)
         check_finite(tensors, file)
         # A network whose checkpoints have several naming schemes converts them itself.
         read_layout: Any = getattr(network, "read_layout", lambda given, _: given)
         tensors = read_layout(tensors, file)
         _check_fit(network.state_dict(), tensors, f"{file}: does not fit {type(network).__name__}")
     network.load_state_dict(tensors, strict=True)
+    return note
 
 
 def weight_file(path: Path) -> Path:
-    """`path`, or the only file of weights in a folder. Raises DataError if it is not unique."""
+    """The file of FILE or FILE#KEY, or the only file of weights in a folder.
+
+    Raises DataError if it is not unique.
+    """
+    path, _ = located(path)
     if not path.is_dir():
         return path
     found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
@@ -105,6 +116,7 @@ def recorded_beside(path: Path) -> dict[str, Any]:
     The record is the metadata of a safetensors file of `train-source`, or a folder's config.json
     (timm's). Raises DataError if it is not readable.
     """
+    path, _ = located(path)
     file, config = weight_file(path), path / "config.json"
     try:
         if path.is_dir() and config.is_file():
@@ -211,26 +223,4 @@ def read_npz(network: nn.Module, file: Path) -> dict[str, Tensor]:
             f"{file}: does not fit {type(network).__name__}: {first}{given:,} values where the "
             f"model has {wanted:,}."
         )
-    return tensors
-
-
-def unwrap(contents: Any, file: Path) -> dict[str, Tensor]:
-    """The state dict, also from under the keys `state_dict` or `model`."""
-    for key in ("state_dict", "model"):
-        if isinstance(contents, dict) and isinstance(contents.get(key), dict):
-            contents = contents[key]
-    if not isinstance(contents, dict):
-        raise DataError(f"{file}: holds no state dict, but a {type(contents).__name__}.")
-    return {k: v for k, v in contents.items() if isinstance(v, Tensor)}
-
-
-def strip_prefix(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefix that wrappers add to every key (`module.`, `model.`, `_orig_mod.`).
-
-    A prefix that the network's own keys have is not removed.
-    """
-    for prefix in ("module.", "_orig_mod.", "model."):
-        ours = any(k.startswith(prefix) for k in wanted)
-        if tensors and not ours and all(k.startswith(prefix) for k in tensors):
-            tensors = {k.removeprefix(prefix): v for k, v in tensors.items()}
     return tensors

@@ -86,7 +86,7 @@ def without(key: str) -> dict[str, Tensor]:
         (lambda: weights() | {"norm.bias": torch.full((24,), torch.nan)}, "norm.bias holds values"),
         (
             lambda: {"epoch": 3},
-            r"key 'cls_token' is missing; key 'pos_embed' is missing; .*; and 51 more\.",
+            "holds no tensors under state_dict or model; its top-level keys are epoch; give a file",
         ),
         (lambda: [torch.zeros(1)], "holds no state dict, but a list"),
         (
