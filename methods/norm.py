@@ -57,6 +57,14 @@ class Norm(Method):
     def setup(self) -> None:
         """Store the source statistics, and set those of every layer before it runs."""
         hp, norms = self.hp, self.norms()
+        bare = [m for m in self.model.network.modules() if isinstance(m, BATCH_NORMS)]
+        if bare and not norms and not hp.allow_noop:
+            raise MethodError(
+                "norm re-estimates the stored statistics of BatchNorm layers, and the "
+                f"{len(bare)} of {self.model.name} store none (track_running_stats is off, so that "
+                "they always use those of the batch); choose a model with stored statistics, or "
+                "set allow_noop to predict as `source`."
+            )
         if not norms and not hp.allow_noop:
             raise MethodError(
                 "norm re-estimates the stored statistics of BatchNorm layers, and "

@@ -204,6 +204,14 @@ def test_every_variant_serves_a_resnet() -> None:
     assert len({round(float(x.sum()), 4) for x in logits}) == len(VARIANTS)
 
 
+def test_batchnorm_without_stored_statistics_is_named_as_such() -> None:
+    model = SourceModel(toy.toy_cnn(), name="bare")
+    assert model.use_batch_statistics()
+    with pytest.raises(MethodError, match=r"BatchNorm layers, and the \d+ of bare store none"):
+        NORM(model, NORM.Hyperparameters())
+    NORM(model, NORM.Hyperparameters(allow_noop=True))
+
+
 def test_a_model_without_batchnorm_is_refused_unless_it_may_stay_as_it_is() -> None:
     with pytest.raises(MethodError, match="BatchNorm layers, and toy_vit has none; choose a model"):
         build("norm", "toy_vit")
