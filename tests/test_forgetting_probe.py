@@ -10,14 +10,14 @@ from torch import Tensor
 from ctta_bench.config.cell import Cell, CellRequest, resolve
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.registry import METHODS
+from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.run.checkpoint import Progress
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.open import open_cell
 from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import ForgettingProbe
 from tests.launches import recorded
-from tests.methods import NETWORKS
+from tests.methods import NETWORKS, toy
 from tests.test_engine import CLASSIFYING, StopAfter
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -81,6 +81,43 @@ def test_probes_change_no_result_and_are_recorded(tmp_path: Path) -> None:
     found = [recorded(tmp_path / name) for name in ("plain", "probed")]
     del found[1]["result"]["source_probes"]
     assert found[0] == found[1]
+
+
+class WithClean(toy.Toy):
+    """The toy benchmark with its clean pictures as an extra domain."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        return ("dark", "noise")
+
+    def extra_domains(self) -> tuple[str, ...]:
+        return ("clean",)
+
+
+def test_held_out_images_are_probed_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(BENCHMARKS)
+    real = kind.get
+    monkeypatch.setattr(
+        kind, "get", lambda self, name: WithClean if name == "toy" else real(self, name)
+    )
+    wrong = WithClean().domain("clean").labels[::2].copy()  # half of the labels are others
+    whole = WithClean.domain
+
+    def domain(self: Any, name: str) -> Any:
+        images = whole(self, name)
+        images.labels[::2] = (wrong + 1) % 10
+        return images
+
+    monkeypatch.setattr(WithClean, "domain", domain)
+    result = run_cell(cell(probe="rounds"), RunFolder(tmp_path / "a"))
+    assert (result["source_accuracy"], result["held_out_accuracy"]) == (100, 50)
+    first = result["source_probes"][0]
+    assert (first["accuracy"], first["held_out_accuracy"]) == (100, 50)
+    streamed = {"labeller": "toy_vit", **SMALL, "benchmark.domains": ["clean", "dark"]}
+    result = run_cell(cell(probe="rounds", set=streamed), RunFolder(tmp_path / "b"))
+    assert result["held_out_accuracy"] is None  # the method adapts to these
+    assert {probe["held_out_accuracy"] for probe in result["source_probes"]} == {None}
 
 
 def test_rounds_are_probed_at_their_ends_and_a_resumed_run_probes_none_twice(

@@ -39,8 +39,8 @@ CELL_COLUMNS = [
     "setting", "model", "model_sha256", "preprocessing", "normalisation", "precision", "seed",
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
     "reason", "starts_from", "warmup", "source_access", "metric", "classes", "skipped_updates",
-    "resets", "source_accuracy", "source_probes", "order_sha256", "same_images", "corruptions",
-    "notes", "micro_mean", "benchmark_version",
+    "resets", "source_accuracy", "held_out_accuracy", "source_probes", "order_sha256",
+    "same_images", "corruptions", "notes", "micro_mean", "benchmark_version",
     *COST_COLUMNS, *VERSION_COLUMNS,
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]

@@ -87,7 +87,14 @@ def read_result(folder: Path, cell: Mapping[str, Any]) -> Result:
 
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
-    names = ("metric", "source_accuracy", "source_access", "order_sha256", "same_images")
+    names = (
+        "metric",
+        "source_accuracy",
+        "held_out_accuracy",
+        "source_access",
+        "order_sha256",
+        "same_images",
+    )
     counted, cost = result.get("counters"), result.get("cost") or {}
     counters = {} if counted is None else {"skipped_updates": 0, "resets": 0} | counted
     classes = tuple(map(str, result.get("classes") or ()))

@@ -21,6 +21,7 @@ from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
 from ctta_bench.stream.settings import setting_display_name
 
+HELD_OUT, TRAINING = "held-out images", "training images"  # of the source domain
 _MICRO = "Micro mean: over all images, so that a domain with more images counts more"
 MARKS = "Bold: best of the column; underlined: second best."
 _VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
@@ -186,11 +187,15 @@ def _seeds(cells: pd.DataFrame) -> str:
 
 
 def _source_accuracy(runs: Runs) -> str:
-    known = runs.cells["source_accuracy"].dropna()
     what = metric_of(runs).check
-    if not len(known):
-        return ""
-    return f"{what.capitalize()} of the source model on its source domain: {known.iloc[0]:.1f} %"
+    for column, images in (("held_out_accuracy", HELD_OUT), ("source_accuracy", TRAINING)):
+        known = runs.cells[column].dropna()
+        if len(known):
+            return (
+                f"{what.capitalize()} of the source model on its source domain ({images}): "
+                f"{known.iloc[0]:.1f} %"
+            )
+    return ""
 
 
 def _collapsed(runs: Runs, found: Sequence[Row]) -> Iterator[str]:

@@ -13,6 +13,8 @@ from ctta_bench.analysis.table.swept import in_axis_order
 from ctta_bench.analysis.table.table import MISSING, Entry, Table, ranked, signed
 from ctta_bench.registry import TABLES
 
+HELD_OUT_KEY = "held_out_accuracy"
+IMAGES = {HELD_OUT_KEY: notes.HELD_OUT, "accuracy": notes.TRAINING}
 MAX_COLUMNS = 20  # probes with a column each; with more there are only the first and the last
 
 
@@ -23,7 +25,9 @@ def forgetting_table(runs: Runs) -> Table | None:
     Means over the seeds that have the probes. `forgotten` is the accuracy before the stream minus
     that after it, in points. A probe that a method does not have is missing in its row.
     """
-    each = [(row, _probes(row)) for row in in_axis_order(rows(runs))]
+    ordered = in_axis_order(rows(runs))
+    measured = _measured(ordered)
+    each = [(row, _probes(row, measured)) for row in ordered]
     found = [(row, probes) for row, probes in each if not probes.empty]
     if not found:
         return None
@@ -46,9 +50,10 @@ def forgetting_table(runs: Runs) -> Table | None:
         name=f"{notes.table_name(runs)}-forgetting",
         caption=(
             f"Forgetting of the source domain: {notes.title(runs)}. {check[0].upper()}{check[1:]} "
-            "in % on source images, before the stream and at the end of each domain or round. The "
-            "method does not adapt to these images. Lowest: of all probes. Forgotten: accuracy "
-            f"before minus after the stream, in points. Means over seeds. {notes.MARKS}"
+            f"in % on source images ({IMAGES[measured]}), before the stream and at the end of each "
+            "domain or round. The method does not adapt to these images. Lowest: of all probes. "
+            "Forgotten: accuracy before minus after the stream, in points. Means over seeds. "
+            f"{notes.MARKS}"
         ),
         frame=frame,
         header=("method", *_heads(shown, domain_labels(runs)), "lowest", "forgotten"),
@@ -59,14 +64,28 @@ def forgetting_table(runs: Runs) -> Table | None:
     )
 
 
-def _probes(row: Row) -> pd.DataFrame:
+def _measured(each: Sequence[Row]) -> str:
+    """The key of the accuracies: on held-out images if every probe has it, else on training ones.
+
+    Records of 0.2 and older have no held-out images.
+    """
+    found = [probe for row in each for probes in _of_seeds(row) for probe in probes]
+    has_all = all(probe.get(HELD_OUT_KEY) is not None for probe in found)
+    return HELD_OUT_KEY if has_all else "accuracy"
+
+
+def _probes(row: Row, measured: str) -> pd.DataFrame:
     """One row per finished seed, one column per probe, by what was seen before it."""
     of_seeds = [
-        {_place(probe, probes): probe["accuracy"] for probe in probes}
-        for probes in row.finished["source_probes"]
-        if isinstance(probes, list | tuple) and probes
+        {_place(probe, probes): probe[measured] for probe in probes} for probes in _of_seeds(row)
     ]
-    return pd.DataFrame(of_seeds)
+    return pd.DataFrame(of_seeds, dtype=float)
+
+
+def _of_seeds(row: Row) -> list[Sequence[Mapping[str, Any]]]:
+    """The probes of each finished seed that has any."""
+    found = row.finished["source_probes"]
+    return [probes for probes in found if isinstance(probes, list | tuple) and probes]
 
 
 def _place(probe: Mapping[str, Any], probes: Sequence[Mapping[str, Any]]) -> str:

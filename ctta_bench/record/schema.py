@@ -208,13 +208,17 @@ class CostRecord(_CostKeys, total=False):
     trainable_tensors: dict[str, int]
 
 
-class ProbeRecord(TypedDict):
-    """Accuracy in % on source images after `batches` batches; round and domain None before them."""
-
+class _ProbeKeys(TypedDict):
     batches: int
     round: int | None
     domain: str | None
-    accuracy: float
+    accuracy: float | None  # on training images
+
+
+class ProbeRecord(_ProbeKeys, total=False):
+    """Accuracy in % on source images after `batches` batches; round and domain None before them."""
+
+    held_out_accuracy: float | None  # on images that the model was not trained on; absent to 0.2
 
 
 class _ResultKeys(TypedDict):
@@ -232,7 +236,8 @@ class ResultRecord(_ResultKeys, total=False):
     """result.json of a cell."""
 
     source_access: str
-    source_accuracy: float | None
+    source_accuracy: float | None  # in %, on training images
+    held_out_accuracy: float | None  # the same on images that the model was not trained on
     same_images: bool  # whether an index is the same photograph in every domain
     source_probes: list[ProbeRecord]
     model_sha256: str

@@ -149,6 +149,7 @@ class _Prepared:
     method: Method
     stream: Stream
     source_accuracy: float | None
+    held_out_accuracy: float | None
     notes: list[str]
 
 
@@ -214,17 +215,18 @@ def _prepare(
             logger.preparing(what, done, total)
 
     cell, stream = opened.cell, opened.stream(report)
-    method, accuracy = opened.method(), None
+    method, accuracy, held_out = opened.method(), None, None
     if not method.learns_labels:
         # The model as read: some methods swap layers or replace norm statistics when created.
         untouched = opened.model(last=cell.warmup is None)
         accuracy = source_accuracy(opened.benchmark, untouched)
+        held_out = opened.held_out_accuracy(untouched, lambda text: say(folder, loggers, text))
         del untouched
     source = opened.source(method, lambda text: say(folder, loggers, text))
     method.start(source, warmed(opened, folder.path.parent, loggers, heartbeat.beat))
     opened.models.release()
     noticed = [*cell.notes, *notes(method, cell.settings, source)]
-    return _Prepared(method, stream, accuracy, noticed)
+    return _Prepared(method, stream, accuracy, held_out, noticed)
 
 
 def _write_configuration(opened: OpenCell, folder: RunFolder, prepared: _Prepared) -> None:
@@ -258,6 +260,7 @@ def _record(
     result = make_result(cell.id, method, stream, progress)
     result["model_sha256"] = cell.record["model"]["sha256"]
     result["source_accuracy"] = prepared.source_accuracy
+    result["held_out_accuracy"] = prepared.held_out_accuracy
     result["same_images"] = opened.benchmark.same_images
     result["model_parameters"] = method.model.source_parameters
     if progress.probes:

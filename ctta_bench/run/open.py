@@ -5,9 +5,11 @@ Used by the engine, warm-ups, forgetting probes and the Python API.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta_bench.config.cell import Cell, model_options
@@ -32,6 +34,10 @@ from ctta_bench.stream import (
     labels_of,
 )
 from ctta_bench.stream.loading import default_workers
+
+# Held-out images, which are checked once per model, as a multiple of those of the training set,
+# which are checked for every cell.
+HELD_OUT_TIMES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,37 @@ class OpenCell(OpenBenchmark):
         return source_data(
             self.benchmark, method, self.seed, self.workers, model_sha256=sha256, say=say
         )
+
+    def held_out_accuracy(
+        self, model: SourceModel, say: Callable[[str], None] = lambda text: None
+    ) -> float | None:
+        """Accuracy in % of the source model on held-out source images, cached for other cells.
+
+        None if there are none. say: called with a message if caching fails. Raises DataError near
+        chance, as `source_accuracy`.
+        """
+        images = _source_images_to_check(self.benchmark, held_out=True)
+        if images is None:
+            return None
+
+        def make() -> dict[str, Tensor]:
+            found = source_accuracy(self.benchmark, model, held_out=True)
+            return {} if found is None else {"accuracy": torch.tensor(found, dtype=torch.float64)}
+
+        index = _checked_index(images, scorer_of(self.benchmark), HELD_OUT_TIMES)
+        cache = _source_cache(
+            self.benchmark,
+            {
+                "model": self.cell.record["model"]["sha256"],
+                "preprocessing": model.preprocessing.record(),
+                "precision": self.cell.request.precision,
+                "source_images": fingerprint_of(images, index),
+            },
+            self.device,
+            say,
+        )
+        stored = cache("held-out-accuracy", {"task": self.benchmark.task}, make).get("accuracy")
+        return None if stored is None else float(stored)
 
 
 def open_cell(
@@ -206,12 +243,18 @@ def source_data(
             "preprocessing": method.model.preprocessing.record(),
             "precision": method.precision,
             "source_images": fingerprint_of(images, source.order()),
-            # Elsewhere the last bits of the same sums differ.
-            "arithmetic": f"torch {torch.__version__}, {method.device.type}, "
-            f"{torch.get_num_threads()} threads",
         }
-        source.keep = SourceCache(benchmark.cache_folder() / "source", facts, say)
+        source.keep = _source_cache(benchmark, facts, method.device, say)
     return source
+
+
+def _source_cache(
+    benchmark: Benchmark, facts: dict[str, Any], device: torch.device, say: Callable[[str], None]
+) -> SourceCache:
+    # Elsewhere the last bits of the same sums differ.
+    arithmetic = f"torch {torch.__version__}, {device.type}, {torch.get_num_threads()} threads"
+    folder = benchmark.cache_folder() / "source"
+    return SourceCache(folder, facts | {"arithmetic": arithmetic}, say)
 
 
 def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | None:
@@ -236,13 +279,16 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
     return images
 
 
-def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
+def source_accuracy(
+    benchmark: Benchmark, model: SourceModel, *, held_out: bool = False
+) -> float | None:
     """Accuracy in % of the unadapted model on some source images (segmentation: of pixels).
 
-    None if there are no source images with labels. Raises DataError near chance: the weights then
-    do not fit the benchmark, and all results would be meaningless.
+    The images are those of the source set, which the model was trained on; held_out: eight times
+    as many that it was not trained on. None if there are none with labels. Raises DataError near
+    chance: the weights then do not fit the benchmark, and all results would be meaningless.
     """
-    checked = _checked(benchmark, model, model)
+    checked = _checked(benchmark, model, model, held_out, HELD_OUT_TIMES if held_out else 1)
     if checked is None:
         return None
     if checked.near_chance:
@@ -254,12 +300,14 @@ def source_accuracy(benchmark: Benchmark, model: SourceModel) -> float | None:
     return checked.accuracy
 
 
-def accuracy_on_source(benchmark: Benchmark, method: Method) -> float | None:
-    """Accuracy in % of a method's current predictions on some source images.
+def accuracy_on_source(
+    benchmark: Benchmark, method: Method, *, held_out: bool = False
+) -> float | None:
+    """Accuracy in % of a method's current predictions on some source images, or held-out ones.
 
-    None if there are no source images with labels.
+    None if there are none with labels.
     """
-    checked = _checked(benchmark, method.model, method.predict)
+    checked = _checked(benchmark, method.model, method.predict, held_out)
     return None if checked is None else checked.accuracy
 
 
@@ -268,17 +316,36 @@ def _lacks_labels(benchmark: Benchmark, images: ImageSet) -> bool:
     return benchmark.task == "segmentation" and not isinstance(images, MapSet)
 
 
+def _source_images_to_check(benchmark: Benchmark, held_out: bool) -> ImageSet | None:
+    """Source images with labels of the model's classes; None if there are none."""
+    if benchmark.different_label_set:
+        return None
+    images = benchmark.held_out_source() if held_out else benchmark.source()
+    return None if images is None or _lacks_labels(benchmark, images) else images
+
+
+def _checked_index(images: ImageSet, scorer: Scorer, times: int) -> NDArray[np.int64]:
+    step = max(1, len(images.labels) // (times * scorer.num_check_images))
+    return np.arange(0, len(images.labels), step)
+
+
 @torch.no_grad()
 def _checked(
-    benchmark: Benchmark, model: SourceModel, predict: Callable[[Tensor], Tensor]
+    benchmark: Benchmark,
+    model: SourceModel,
+    predict: Callable[[Tensor], Tensor],
+    held_out: bool,
+    times: int = 1,
 ) -> SourceCheck | None:
-    """Check predictions on evenly spaced source images; None without labels."""
-    images = None if benchmark.different_label_set else benchmark.source()
-    if images is None or _lacks_labels(benchmark, images):
+    """Check predictions on evenly spaced source images; None without labels.
+
+    times: how many times the usual number of images.
+    """
+    images = _source_images_to_check(benchmark, held_out)
+    if images is None:
         return None
     scorer = scorer_of(benchmark)
-    step = max(1, len(images.labels) // scorer.num_check_images)
-    index = np.arange(0, len(images.labels), step)
+    index = _checked_index(images, scorer, times)
     before = model.passes.forward_images
 
     def outputs() -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,7 @@
-"""The forgetting probe: accuracy on source images before, during and after the stream."""
+"""The forgetting probe: accuracy on source images before, during and after the stream.
+
+It is measured on training images, and on held-out ones if the benchmark has any.
+"""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +46,9 @@ class ForgettingProbe:
         state = self.method.state_dict()
         accuracy = accuracy_on_source(self.benchmark, self.method)
         self.method.load_state_dict(state)  # predicting may change statistics or a memory
-        if accuracy is None:
+        held_out = accuracy_on_source(self.benchmark, self.method, held_out=True)
+        self.method.load_state_dict(state)
+        if accuracy is None and held_out is None:
             raise DataError(
                 "probe: this benchmark has no source images with labels of the model's classes; "
                 "run the cell without --probe."
@@ -55,6 +60,7 @@ class ForgettingProbe:
                 "round": last.get("round"),
                 "domain": last.get("domain"),
                 "accuracy": accuracy,
+                "held_out_accuracy": held_out,
             }
         )
 

@@ -127,6 +127,21 @@ class Benchmark(OldNames, ABC):
         """Labelled images of the source domain; None if they are not available."""
         return None
 
+    def held_out_source(self) -> ImageSet | None:
+        """Labelled images of the source domain that are neither trained on nor in the stream.
+
+        They measure the source model and what it forgets. By default the clean images, if they are
+        an extra domain that is there and not in the stream; None if there are none.
+        """
+        if CLEAN not in self.extra_domains() or CLEAN in self.chosen_domains():
+            return None
+        apart = type(self)(self.settings, self.root)  # what it notes is not of the stream
+        apart.decoded_cache = self.decoded_cache
+        try:
+            return apart.domain(CLEAN)
+        except DataError:
+            return None
+
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet | None]:
         """Labelled images to train a source model on, and clean test images if there are any.
 

@@ -110,6 +110,20 @@ def test_accuracy_on_source_images_is_told_before_along_and_after(cell, runs_dir
     assert texts == {"TENT": ["90.0", "81.0", "85.0", "81.0", "+5.0"]}
 
 
+def test_forgetting_is_of_held_out_images_if_every_run_has_them(cell, runs_dir):
+    def both(step, domain, accuracy, held_out):
+        return {**probe(step, domain, accuracy), "held_out_accuracy": held_out}
+
+    cell("tent", {"snow": 0.4}, n=20, probes=[both(None, None, 94, 90), both(0, "snow", 92, 85)])
+    table = forgetting_table(load(runs_dir))
+    assert table.frame.loc["tent", "forgotten"] == 5
+    assert "on source images (held-out images), before" in table.caption
+    cell("cotta", {"snow": 0.4}, n=20, probes=[probe(None, None, 94), probe(0, "snow", 91)])
+    table = forgetting_table(load(runs_dir))
+    assert table.frame["forgotten"].tolist() == [3, 2]
+    assert "on source images (training images), before" in table.caption
+
+
 def test_rounds_that_were_probed_stand_one_by_one(cell, runs_dir):
     probes = [probe(None, None, 90), probe(0, "snow", 80), probe(1, "snow", 91)]
     cell("tent", [{"fog": 0.4, "snow": 0.4}] * 2, n=20, probes=probes)

@@ -181,11 +181,18 @@ def test_the_caption_states_the_protocol(cell, runs_dir):
         "Normalisation: the checkpoint's own (mean 0.5, std 0.5). ",
         "float32, batch size 20, 100 images per domain, 2 domains, 1 round, seed 0. ",
         "Other settings: order shuffled, size 32 x 32. ",
-        "Accuracy of the source model on its source domain: 91.2 %. ",
+        "Accuracy of the source model on its source domain (training images): 91.2 %. ",
         "Error in % (lower is better). Mean over domains; ±: half the 95 % interval, ",
         "Bold: best of the column; underlined: second best.",
     ):
         assert part in caption
+
+
+def test_the_caption_says_of_which_source_images_the_accuracy_is(cell, runs_dir, edit_json):
+    folder = cell("tent", RATES)
+    edit_json(folder / "result.json", lambda found: found.update(held_out_accuracy=88.7))
+    stated = "Accuracy of the source model on its source domain (held-out images): 88.7 %. "
+    assert stated in only_table(runs_dir).caption
 
 
 def test_what_departs_from_the_usual_is_a_footnote(cell, runs_dir):
