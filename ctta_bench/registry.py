@@ -19,11 +19,11 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ctta_bench.errors import ConfigError
 
@@ -334,7 +334,17 @@ def short_reference(key: str, venue: str = "") -> str:
     return " ".join(filter(None, (f"{authors},", venue, fields["year"])))
 
 
+class PluginFile(NamedTuple):
+    """A file of a plug-in's code, and the SHA-256 that it had when the plug-in was loaded."""
+
+    path: Path
+    sha256: str
+
+
 _plugins: dict[str, ModuleType] = {}
+_plugin_files: dict[str, dict[str, PluginFile]] = {}  # of each plug-in, by path below sys.path
+_FILE_PLUGIN = "ctta_bench_plugin_"  # start of the module's name of a plug-in that is a file
+_INSTALLED = {"site-packages", "dist-packages"}
 # Errors of faulty plug-ins at import; pydantic's errors are ValueErrors.
 _PLUGIN_FAULTS = (
     ImportError,
@@ -375,7 +385,101 @@ def load_plugin(file_or_module: str) -> ModuleType:
             f"plug-in {file_or_module!r} does not load: {type(error).__name__}: {error}."
         ) from error
     _plugins[file_or_module] = module
+    _plugin_files[file_or_module] = _read_code(module)
     return module
+
+
+def plugin_files(modules: Collection[str] | None = None) -> dict[str, PluginFile]:
+    """The files of the loaded plug-ins by name: their own, and further files that they import.
+
+    modules: only plug-ins with one of these modules, and plug-ins that register nothing.
+    """
+    found: dict[str, PluginFile] = {}
+    for plugin, module in loaded_plugins().items():
+        files = _plugin_files.get(plugin, {})
+        if modules is not None and not _is_used(module, files, modules):
+            continue
+        for name, file in files.items():
+            same = name not in found or found[name].path == file.path
+            found[name if same else f"{file.path.parent.name}/{name}"] = file
+    return found
+
+
+def _is_used(module: ModuleType, files: Iterable[str], modules: Collection[str]) -> bool:
+    """Whether a plug-in has one of these modules, or registers nothing."""
+    dotted = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files
+    }
+    own = {module.__name__, *dotted}
+    entries = {e.module for registry in REGISTRIES for e in registry.entries().values()}
+    return bool(own & set(modules)) or not own & entries
+
+
+def _read_code(module: ModuleType) -> dict[str, PluginFile]:
+    """The files of a plug-in, and of what it imports apart from installed packages.
+
+    They are followed in the text of the files, so that the result does not depend on what else is
+    loaded. A file has the path by which it is imported: `helper.py`, `package/__init__.py`.
+    """
+    import hashlib
+
+    package = module.__name__.partition(".")[0]
+    is_file = package.startswith(_FILE_PLUGIN)
+    waiting = _located(module.__name__, package)
+    if is_file and module.__file__:
+        waiting = [(Path(module.__file__).stem, Path(module.__file__))]
+    found: dict[str, PluginFile] = {}
+    while waiting:
+        dotted, path = waiting.pop()
+        is_package = path.name == "__init__.py"
+        name = dotted.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+        if name in found:
+            continue
+        content = path.read_bytes()
+        found[name] = PluginFile(path.resolve(), hashlib.sha256(content).hexdigest())
+        parent = dotted if is_package else dotted.rpartition(".")[0]
+        for imported in _imported(content, parent):
+            waiting += _located(imported, package)
+    return found
+
+
+def _imported(content: bytes, package: str) -> Iterator[str]:
+    """The dotted names that a module of `package` imports, anywhere in its text."""
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _located(dotted: str, package: str) -> list[tuple[str, Path]]:
+    """The Python files of a module and of the packages around it, by dotted name.
+
+    [] for installed packages other than `package`: their versions are recorded, or do not matter.
+    """
+    top, *parts = dotted.split(".")
+    if not top or top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
+        return []
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if spec is None or (top != package and _INSTALLED & set(Path(spec.origin or "").parts)):
+        return []
+    origin = spec.origin or ""
+    found = [(top, Path(origin))] if origin.endswith(".py") else []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for number, part in enumerate(parts):
+        files = [file for f in folders for file in (f / part / "__init__.py", f / f"{part}.py")]
+        file = next((file for file in files if file.is_file()), None)
+        if file is not None:
+            found.append((".".join([top, *parts[: number + 1]]), file))
+        folders = [folder / part for folder in folders]
+    return found
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -385,7 +489,7 @@ def _import_file(path: Path) -> ModuleType:
 
     # The path is part of the module's name: two files called my_method.py are two plug-ins.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"ctta_bench_plugin_{path.stem}_{digest}"
+    name = f"{_FILE_PLUGIN}{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

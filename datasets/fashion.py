@@ -50,6 +50,10 @@ class CorruptedImages:
     def __init__(self, cache: CorruptedCache, name: str, severity: int, labels: np.ndarray) -> None:
         self.cache, self.name, self.severity, self.labels = cache, name, severity, labels
 
+    def fingerprint(self, count: int) -> dict[str, str]:
+        """The version of the clean images and corruptions; the cache need not be made."""
+        return {"contents": self.cache.folder.name}
+
     def load(self, index: np.ndarray) -> Tensor:
         """uint8 [k, 3, 32, 32]."""
         return torch.from_numpy(self.cache.load(self.name, self.severity, index))

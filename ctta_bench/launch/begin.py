@@ -20,6 +20,7 @@ from ctta_bench.record.schema import FAILURE_FILE
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
 from ctta_bench.run.open import source_images
+from ctta_bench.run.provenance import Known
 
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
 
@@ -90,6 +91,7 @@ def select(
     failed_alone: only steps whose last attempt failed, and the warm-ups that they start from.
     """
     chosen = Selection(queued=queued_steps(directory))
+    known: Known = {}
     wanted = _failed(steps, directory) if failed_alone else {step.id for step in steps}
     for step in steps:
         folder = RunFolder(directory / step.id)
@@ -99,7 +101,7 @@ def select(
             continue
         if folder.is_done and not force:
             try:
-                check_done(step, folder)
+                check_done(step, folder, known)
                 chosen.outcome.record(step, "kept")
             except CttaBenchError as error:
                 chosen.outcome.record(step, "failed", str(error))

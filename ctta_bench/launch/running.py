@@ -14,6 +14,7 @@ from ctta_bench.run.export import check_kept
 from ctta_bench.run.loggers import Logger
 from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import check_probed
+from ctta_bench.run.provenance import Known, check_unchanged
 from ctta_bench.run.warmups import run_warmup
 from ctta_bench.source_models.shared import Models
 
@@ -58,6 +59,7 @@ def run_steps(
     """
     outcome = Outcome() if outcome is None else outcome
     models = models or Models(several=True)
+    known: Known = {}
     for number, step in enumerate(steps):
 
         def begins(number: int = number, step: Step = step) -> None:
@@ -71,6 +73,7 @@ def run_steps(
             begins=begins,
             warmup_failure=outcome.failed.get(step.needs or "", ""),
             models=models,
+            known=known,
         )
         outcome.record(step, state, reason)
         on_step(number, step, state)
@@ -86,16 +89,17 @@ def run_step(
     begins: Callable[[], None] = lambda: None,
     warmup_failure: str = "",
     models: Models | None = None,
+    known: Known | None = None,
 ) -> tuple[str, str]:
     """Run one step; returns its final state (kept, done, failed, elsewhere) and a reason or "".
 
     begins: called if the step is not done yet. warmup_failure: why its warm-up failed; the cell is
-    not run then, because it would fail, too.
+    not run then, because it would fail, too. known: as for `check_unchanged`.
     """
     folder = RunFolder(directory / step.id)
     try:
         if folder.is_done and not options.force:
-            check_done(step, folder)
+            check_done(step, folder, known)
             return "kept", ""
         begins()
         if warmup_failure:
@@ -113,9 +117,13 @@ def run_step(
     return "done", ""
 
 
-def check_done(step: Step, folder: RunFolder) -> None:
-    """Raise RunError if a finished step has another configuration, or lacks requested results."""
+def check_done(step: Step, folder: RunFolder, known: Known | None = None) -> None:
+    """Raise RunError if a finished step has another configuration, or lacks requested results.
+
+    Likewise if it was run with other plug-ins or data; `known` as for `check_unchanged`.
+    """
     folder.check_configuration(step.record)
+    check_unchanged(folder, step.cell, warms_up=step.warms_up, known=known)
     if not step.warms_up:
         check_kept(folder, step.cell.request.keep_models)
         check_probed(folder, step.cell.request.probe)

@@ -19,7 +19,7 @@ BATCHES_FILE = "batches.jsonl"  # one BatchLine per batch; in a warm-up one line
 PREDICTIONS_FILE = "predictions.npz"  # per image, in stream order
 PICTURES_FILE = "pictures.npz"  # segmentation: a few images with labels and predictions
 RESULT_FILE = "result.json"  # a ResultRecord, written last; if it exists, the cell is done
-ENVIRONMENT_FILE = "env.json"  # versions, device, time
+ENVIRONMENT_FILE = "env.json"  # versions, code, data, device, time
 STATE_FILE = "state.pt"  # newest checkpoint
 PREVIOUS_STATE_FILE = "state.previous.pt"  # checkpoint before it; both are deleted when done
 MODELS_FOLDER = "models"  # adapted networks, if requested (run/export.py)
@@ -50,6 +50,10 @@ COST_SCHEMA_VERSION = 1
 WARM_UP = "warm-up"  # the `kind` in the record of a warm-up
 NAMES = ("id", "experiment")  # keys of a CellRecord that only name it
 ADDED = ("num_batches", "notes", "norm_statistics")  # keys that the run itself adds
+# Keys of env.json: what is behind a result, recorded and compared, but not in its identity.
+PLUGIN_FILES = "plugin_files"  # the SHA-256 of each file of the loaded plug-ins
+DATA = "data"  # fingerprints of the streamed images, and of source images if the method reads any
+EARLIER = "earlier"  # of a resumed cell: commit, device, ... of the batches before, if others
 TIMES = ("seconds", "images_per_second", "peak_memory_mb")  # of a result; they differ per run
 
 

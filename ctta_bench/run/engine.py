@@ -18,6 +18,7 @@ from ctta_bench.record.folder import RunFolder, write_json, write_yaml
 from ctta_bench.record.owner import Heartbeat
 from ctta_bench.record.schema import (
     CELL_FILE,
+    DATA,
     ENVIRONMENT_FILE,
     PICTURES_FILE,
     PREDICTIONS_FILE,
@@ -42,6 +43,7 @@ from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
 from ctta_bench.run.open import OpenCell, norm_statistics, notes, open_cell, source_accuracy
 from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import KEY, ForgettingProbe, check_probed
+from ctta_bench.run.provenance import check_unchanged, data_facts, earlier_parts
 from ctta_bench.run.warmups import warmed
 from ctta_bench.scoring.base import mean_of
 from ctta_bench.source_models.shared import Models
@@ -130,6 +132,7 @@ def run_cell(
     options = options or RunOptions()
     reuse_freed_memory()
     with folder.work(cell.record, force=options.force) as heartbeat:
+        check_unchanged(folder, cell)
         if heartbeat is None:
             check_kept(folder, cell.request.keep_models)
             check_probed(folder, cell.request.probe)
@@ -235,8 +238,14 @@ def _write_configuration(opened: OpenCell, folder: RunFolder, prepared: _Prepare
     if (statistics := norm_statistics(prepared.method)) is not None:
         shown["norm_statistics"] = statistics
     write_yaml(folder.file(CELL_FILE), opened.cell.record | shown)
-    provenance = {"corruptions": opened.benchmark.provenance}
-    write_json(folder.file(ENVIRONMENT_FILE), environment(opened.device) | provenance)
+    found = environment(opened.device)
+    found["corruptions"] = opened.benchmark.provenance
+    found[DATA] = data_facts(
+        opened.benchmark,
+        prepared.stream.domains,
+        source=prepared.method.source_access != "none",
+    )
+    write_json(folder.file(ENVIRONMENT_FILE), found | earlier_parts(folder, found))
 
 
 def _start_loggers(

@@ -1,5 +1,7 @@
 """What a result depends on besides its configuration: versions, device, threads, kernels."""
 
+import functools
+import hashlib
 import os
 import platform
 import resource
@@ -16,7 +18,8 @@ from timm.layers import use_fused_attn
 from ctta_bench import __version__
 from ctta_bench.errors import ConfigError
 from ctta_bench.record.folder import timestamp
-from ctta_bench.registry import loaded_plugins
+from ctta_bench.record.schema import PLUGIN_FILES
+from ctta_bench.registry import loaded_plugins, plugin_files
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -39,6 +42,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "tf32": torch.backends.cuda.matmul.allow_tf32,
         "attention": "fused" if use_fused_attn() else "plain",
         "plugins": sorted(loaded_plugins()),
+        PLUGIN_FILES: {name: file.sha256 for name, file in plugin_files().items()},
     }
 
 
@@ -49,17 +53,38 @@ def _version(package: str) -> str | None:
         return None
 
 
+# What the package has in a checkout; other files, such as tests, decide no result.
+_CODE = ("ctta_bench", "methods", "datasets", "experiments", "analysis", "pyproject.toml")
+
+
+@functools.cache
 def _commit() -> str | None:
-    """The commit of ctta-bench, if it runs from a checkout."""
-    root = Path(__file__).resolve().parents[2]
+    """The commit of ctta-bench, if it runs from a checkout: that of the code as it was first used.
+
+    With changes that are not committed, a hash of them follows: `1a2b3c4d5e6f+edited-9f2c01d4`.
+    """
+    return commit_of(Path(__file__).resolve().parents[2])
+
+
+def commit_of(root: Path) -> str | None:
+    """The commit of a checkout, with the mark of changes; None if it is none."""
     if not (root / ".git").exists():
         return None
-    call = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        commit = _git(root, "rev-parse", "--short=12", "HEAD").decode().strip()
+        changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--", *_CODE)
+        new = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *_CODE)
+        for name in filter(None, new.split(b"\0")):
+            changes += name + (root / os.fsdecode(name)).read_bytes()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    digest = hashlib.sha256(changes).hexdigest()[:8]
+    return f"{commit}+edited-{digest}" if changes else commit or None
+
+
+def _git(root: Path, *words: str) -> bytes:
+    call = ["git", "-C", str(root), *words]
+    return subprocess.run(call, capture_output=True, timeout=10, check=True).stdout
 
 
 def default_device() -> str:

@@ -31,6 +31,7 @@ from ctta_bench.record.folder import (
 )
 from ctta_bench.record.schema import (
     CELL_FILE,
+    DATA,
     ENVIRONMENT_FILE,
     LEARNT_FILE,
     RESULT_FILE,
@@ -53,6 +54,7 @@ from ctta_bench.run.environment import environment
 from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
 from ctta_bench.run.open import OpenCell, accuracy_on_source, open_cell, source_data
 from ctta_bench.run.options import RunOptions
+from ctta_bench.run.provenance import check_unchanged, data_facts, earlier_parts
 from ctta_bench.source_models.shared import Models
 
 
@@ -71,7 +73,7 @@ def warmed(
     if warmup is None:
         return None
     folder = RunFolder(directory / warmup["id"])
-    make_warmup(lambda: opened, warmup, folder, RunOptions(loggers=loggers), beat)
+    make_warmup(lambda: opened, opened.cell, folder, RunOptions(loggers=loggers), beat)
     return read_learnt(folder, warmup)
 
 
@@ -86,24 +88,25 @@ def run_warmup(
     assert cell.warmup is not None
     options = options or RunOptions()
     reuse_freed_memory()
-    return make_warmup(
-        lambda: open_cell(cell, options.device, models), cell.warmup, folder, options
-    )
+    return make_warmup(lambda: open_cell(cell, options.device, models), cell, folder, options)
 
 
 def make_warmup(
     open_it: Callable[[], OpenCell],
-    record: CellRecord,
+    cell: Cell,
     folder: RunFolder,
     options: RunOptions,
     beat: Callable[[], None] = lambda: None,
 ) -> WarmupResult:
     """Run a warm-up and return its result; resume an interrupted one, keep a finished one.
 
-    open_it: opens a cell of the warm-up; called only if there is work to do. record: that of the
-    warm-up. Errors and interrupts are those of `engine.run_cell`.
+    open_it: opens `cell`, which starts from the warm-up; called only if there is work to do. Errors
+    and interrupts are those of `engine.run_cell`.
     """
+    record = cell.warmup
+    assert record is not None
     with folder.work(record, force=options.force) as heartbeat:
+        check_unchanged(folder, cell, warms_up=True)
         if heartbeat is None:
             return cast(WarmupResult, folder.result())
         owner = heartbeat
@@ -131,7 +134,9 @@ def _run(
     before = accuracy_on_source(benchmark, method)
     warmup = Warmup(method, source_data(benchmark, method, opened.seed))
     write_yaml(folder.file(CELL_FILE), record | {"num_batches": warmup.total})
-    write_json(folder.file(ENVIRONMENT_FILE), environment(opened.device))
+    found = environment(opened.device)
+    found[DATA] = data_facts(benchmark, None, source=True)
+    write_json(folder.file(ENVIRONMENT_FILE), found | earlier_parts(folder, found))
     lines, seconds = _resume(folder, warmup, options.loggers)
     rewrite_lines(folder, lines)
     started = time.monotonic() - seconds

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         as_input,
         batch_domains,
     )
+    from ctta_bench.stream.fingerprint import file_fingerprint
     from ctta_bench.stream.image_sets import ArrayImages, ArrayMaps, ImageSet, MapSet, labels_of
     from ctta_bench.stream.settings import (
         CorruptionSettings,
@@ -47,7 +48,8 @@ __all__ = [
     "Task",
     "as_input",
     "batch_domains",
+    "file_fingerprint",
     "labels_of",
 ]
 
-__getattr__ = late(__name__, "settings", "image_sets", "benchmark")
+__getattr__ = late(__name__, "settings", "image_sets", "benchmark", "fingerprint")

@@ -95,6 +95,11 @@ def first_images(images: ImageSet, count: int) -> ImageSet:
     return _FirstMaps(images, count) if isinstance(images, MapSet) else _First(images, count)
 
 
+def whole_set(images: ImageSet) -> ImageSet:
+    """The set of which `first_images` gave the first images; other sets as they are."""
+    return images.images if isinstance(images, _First) else images
+
+
 class _First:
     def __init__(self, images: ImageSet, count: int) -> None:
         self.images, self.labels = images, images.labels[:count]

@@ -41,6 +41,10 @@ class DecodedImages:
         self.images, self.labels, self.cache = images, images.labels, cache
         self.names = images.names
 
+    def fingerprint(self, count: int) -> dict[str, str]:
+        """What tells the first `count` images from others: that of their files."""
+        return self.images.fingerprint(count)
+
     def load(self, index: np.ndarray) -> Tensor:
         """uint8 [k, 3, size, size]. Raises DataError if the cache is missing or damaged."""
         stored, sums = _opened(self.folder)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.datasets.io.decoding import Geometry, decode
+from ctta_bench.stream import file_fingerprint
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class FileImages:
         for row, number in enumerate(index):
             out[row] = decode(self.folder / self.names[number], self.geometry)
         return torch.from_numpy(out)
+
+    def fingerprint(self, count: int) -> dict[str, str]:
+        """What tells the first `count` images from others."""
+        return file_fingerprint(self.folder, self.names[:count])
 
     def without(self, numbers: Sequence[int]) -> "FileImages":
         """The same set without these images."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ctta_bench.datasets.io.decoding import as_rgb, opened
 from ctta_bench.datasets.io.label_files import read_map
 from ctta_bench.errors import DataError
+from ctta_bench.stream import file_fingerprint
 
 Size = tuple[int, int]  # height, width
 
@@ -48,6 +49,10 @@ class StreetImages:
             )
         return torch.from_numpy(np.stack([image.transpose(2, 0, 1) for image in images]))
 
+    def fingerprint(self, count: int) -> dict[str, str]:
+        """What tells the first `count` images from others."""
+        return file_fingerprint(self.folder, self.names[:count])
+
 
 @dataclass(frozen=True)
 class StreetFiles(StreetImages):
@@ -60,6 +65,11 @@ class StreetFiles(StreetImages):
     def maps(self, index: np.ndarray) -> Tensor:
         """Train ids uint8 [k, H, W] in the size of the files. Raises DataError for a wrong file."""
         return torch.from_numpy(np.stack([self._map(int(i)) for i in index]))
+
+    def fingerprint(self, count: int) -> dict[str, str]:
+        """What tells the first `count` images and label maps from others."""
+        maps = file_fingerprint(self.maps_folder, self.map_names[:count])
+        return super().fingerprint(count) | {f"map_{key}": value for key, value in maps.items()}
 
     def _map(self, number: int) -> np.ndarray:
         file, image = self.maps_folder / self.map_names[number], self.folder / self.names[number]
