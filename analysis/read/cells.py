@@ -18,12 +18,20 @@ from ctta_bench.record.read import (
     read_cell,
     wrong_content,
 )
-from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, WARM_UP, CellRecord
+from ctta_bench.record.schema import (
+    CELL_FILE,
+    DATA,
+    EARLIER,
+    ENVIRONMENT_FILE,
+    PLUGIN_FILES,
+    WARM_UP,
+    CellRecord,
+)
 
 # fmt: off
 VERSION_COLUMNS = [
     "ctta_bench", "commit", "python", "torch", "torchvision", "timm", "numpy", "device",
-    "attention",
+    "threads", "attention", DATA, PLUGIN_FILES,
 ]
 _NAMED_SETTINGS = {  # these have columns of their own
     "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
@@ -186,4 +194,20 @@ def _environment(folder: Path) -> dict[str, Any]:
 def _versions(content: bytes) -> dict[str, Any]:
     """The columns of env.json, cached: the cells of a launch have the same. Do not change it."""
     env = parse_json(ENVIRONMENT_FILE, content)
-    return {name: env.get(name) for name in (*VERSION_COLUMNS, "corruptions")}
+    try:
+        return {name: _version(env, name) for name in (*VERSION_COLUMNS, "corruptions")}
+    except (TypeError, AttributeError) as error:
+        raise wrong_content(ENVIRONMENT_FILE, error) from error
+
+
+def _version(env: Mapping[str, Any], name: str) -> Any:
+    """A column of env.json; `A then B` of a cell that was resumed with another version."""
+    value = env.get(name)
+    if name == DATA:
+        streamed = {k: v for k, v in (value or {}).items() if k != "source"}
+        text = json.dumps(streamed, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8] if streamed else None
+    if name == PLUGIN_FILES:
+        return tuple(f"{file} {sha256[:8]}" for file, sha256 in (value or {}).items())
+    before = [str(part[name]) for part in env.get(EARLIER) or () if name in part]
+    return " then ".join([*before, str(value)]) if before else value

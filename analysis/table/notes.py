@@ -24,7 +24,10 @@ from ctta_bench.stream.settings import setting_display_name
 HELD_OUT, TRAINING = "held-out images", "training images"  # of the source domain
 _MICRO = "Micro mean: over all images, so that a domain with more images counts more"
 MARKS = "Bold: best of the column; underlined: second best."
-_VERSIONS = ["ctta_bench", "commit", "torch", "timm", "numpy", "device", "attention"]
+_VERSIONS = [
+    "ctta_bench", "commit", "torch", "timm", "numpy", "device", "threads", "attention", "data",
+]  # fmt: skip
+_VERSION_NAMES = {"data": "the fingerprint of the streamed data"}
 
 
 def protocol(runs: Runs) -> str:
@@ -307,14 +310,35 @@ def _versions(cells: pd.DataFrame, found: Sequence[Row]) -> Iterator[str]:
     for row in found:
         for name in _VERSIONS:
             for value in row.finished[name].dropna().unique():
-                users[name].setdefault(str(value), []).append(row.label)
+                users[name].setdefault(_plain(value), []).append(row.label)
     same = [f"{name} {next(iter(values))}" for name, values in users.items() if len(values) == 1]
     same.append(f"weights {cells['model_sha256'].iloc[0][:8]} (first digits of the SHA-256)")
     yield f"Made with {', '.join(same)}."
     for name, values in users.items():
         if len(values) > 1:
             parts = [f"{value} ({', '.join(labels)})" for value, labels in sorted(values.items())]
-            yield f"The cells differ in {name}: {'; '.join(parts)}."
+            yield f"The cells differ in {_VERSION_NAMES.get(name, name)}: {'; '.join(parts)}."
+    yield from _plugins(found)
+
+
+def _plain(value: Any) -> str:
+    """A version as text; numbers of a column with gaps are floats, of `threads` too."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plugins(found: Sequence[Row]) -> Iterator[str]:
+    """The files of plug-ins of which rows have several versions."""
+    users: dict[str, dict[str, dict[str, None]]] = {}
+    for row in found:
+        for file in dict.fromkeys(file for files in row.finished["plugin_files"] for file in files):
+            name, _, version = file.rpartition(" ")
+            users.setdefault(name, {}).setdefault(version, {})[row.label] = None
+    for name, versions in users.items():
+        if len(versions) > 1:
+            parts = [
+                f"{version} ({', '.join(labels)})" for version, labels in sorted(versions.items())
+            ]
+            yield f"The cells differ in the plug-in file {name} (SHA-256): {'; '.join(parts)}."
 
 
 def _orders(cells: pd.DataFrame) -> Iterator[str]:

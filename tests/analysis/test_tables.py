@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -208,6 +210,23 @@ def test_what_departs_from_the_usual_is_a_footnote(cell, runs_dir):
     assert "The cells differ in torch: 2.6.0 (TENT); 2.7.1 (SAR)." in text
     assert "The cells differ in attention: fused (TENT); plain (SAR)." in text
     assert "Made with timm 1.0.15, weights aaaaaaaa" in text
+
+
+def test_rows_of_several_codes_data_and_machines_are_footnotes(cell, runs_dir):
+    data = {"classes": 10, "domains": {"fog": {"images": 100, "labels": "ab"}}}
+    env = {"commit": "abc", "threads": 2, "data": data, "plugin_files": {"mine.py": "1" * 64}}
+    cell("tent", RATES, env=env | {"earlier": [{"commit": "000"}]})
+    data = {"classes": 10, "domains": {"fog": {"images": 100, "labels": "cd"}}}
+    env = {"commit": "abc", "threads": 8, "data": data, "plugin_files": {"mine.py": "2" * 64}}
+    cell("sar", RATES, env=env | {"device": "cpu"})
+    cell("eata", RATES)  # of an earlier release, without these facts
+
+    text = notes(only_table(runs_dir))
+
+    assert "The cells differ in commit: 000 then abc (TENT); abc (SAR)." in text
+    assert "The cells differ in threads: 2 (TENT); 8 (SAR)." in text
+    assert re.search(r"fingerprint of the streamed data: \w{8} \(\w+\); \w{8} \(\w+\)\.", text)
+    assert "the plug-in file mine.py (SHA-256): 11111111 (TENT); 22222222 (SAR)." in text
 
 
 def test_another_order_of_images_is_a_footnote(cell, runs_dir, edit_json):
