@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from ctta_bench import registry
+from ctta_bench.launch import job
 from ctta_bench.registry import METHODS, MODELS, load_plugin, plugin_files
 from ctta_bench.run.environment import commit_of
 from ctta_bench.stream.fingerprint import READ_FILES, file_fingerprint, fingerprint
@@ -341,3 +342,55 @@ def test_an_edited_checkout_is_marked_with_a_hash_of_the_difference(tmp_path: Pa
     assert len(marks) == 2
     assert all(len(mark or "") == len(f"{commit}+edited-12345678") for mark in marks)
     assert all((mark or "").startswith(f"{commit}+edited-") for mark in marks)
+
+
+# -- a snapshot
+
+
+def test_the_workers_of_a_snapshot_use_copies(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, helper = plugin.parent, plugin.with_name(f"{plugin.stem}_helper.py")
+    preset = place / "tuned.yaml"
+    preset.write_text("tent: {toy: {values: {lr: 0.5}, published: {}}}\n")
+    grid = place / "mine.yaml"
+    grid.write_text(
+        f"methods: [{plugin.stem}, {{name: tent, preset: {preset}}}]\nbenchmarks: [toy]\n"
+    )
+    files = (plugin, helper, preset, grid)
+    before = {file.name: file.read_bytes() for file in files}
+    started: list[Any] = []
+
+    def edit_and_start(launch: Any, workers: range, on_event: Any) -> None:
+        for file in files:
+            file.write_text("an error\n")
+        started.append(launch)
+
+    monkeypatch.setattr("ctta_bench.launch.begin.run_pool", edit_and_start)
+    call(
+        "grid", grid, "--plugin", TOY, "--plugin", plugin, "--snapshot", "--out", place / "runs",
+        "--quiet", "--device", "cpu", "--jobs", "1",
+    )  # fmt: skip
+
+    (launch,) = started
+    copies = {name: launch.folder / "snapshot" / name for name in launch.facts["snapshot"]}
+    assert {path.name: path.read_bytes() for path in copies.values()}.items() >= before.items()
+    assert [Path(p).is_relative_to(launch.folder) for p in launch.facts["plugins"]] == [True, True]
+    presets = [line["request"]["preset"] for line in launch.lines(0, 2)]
+    assert sorted(presets) == sorted([str(copies["presets/0/tuned.yaml"]), "default"])
+
+    # A worker, as it is started on this machine or in a job.
+    code = job.start(launch, 0).wait()
+    events = [event for _, event in launch.events() if event.get("state") == "done"]
+    assert (code, len(events)) == (0, 2), launch.log(0).read_text()
+    (mine,) = (place / "runs").glob(f"{plugin.stem}-*")
+    stored = json.loads((mine / "env.json").read_text("utf-8"))["plugin_files"]
+    assert stored[plugin.name] == hashlib.sha256(before[plugin.name]).hexdigest()
+    assert stored[helper.name] == hashlib.sha256(before[helper.name]).hexdigest()
+
+
+def test_a_snapshot_is_for_workers(tmp_path: Path) -> None:
+    found = call("grid", "quickstart", "--snapshot", "--executor", "debug", "--out", tmp_path)
+
+    assert found.exit_code == 2
+    assert "--snapshot is for --executor local and slurm" in found.output

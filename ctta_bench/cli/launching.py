@@ -110,6 +110,15 @@ class GridOptions:
             help="Write a checkpoint every so many batches (e.g. 100) or seconds (e.g. 20s).",
         ),
     ] = "20s"
+    snapshot: Annotated[
+        bool,
+        option(
+            "--snapshot",
+            panel=HOW,
+            help="Copy plug-ins, preset files and the experiment file; jobs use the copies, so "
+            "that later edits change nothing.",
+        ),
+    ] = False
     dry_run: Annotated[
         bool,
         option("--dry-run", panel=HOW, help="List cells, jobs and expected hours; run nothing."),
@@ -124,6 +133,8 @@ class GridOptions:
             raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
         if self.profile is not None and executor != "slurm":
             raise ConfigError(f"--profile is for --executor slurm, not {executor}.")
+        if self.snapshot and executor == "debug":
+            raise ConfigError("--snapshot is for --executor local and slurm, not debug.")
         return executor
 
 
@@ -188,7 +199,13 @@ def grid(
         return
     chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
     launch = Options(
-        options.device, options.force, options.checkpoint, log, tuple(options.plugin or ())
+        options.device,
+        options.force,
+        options.checkpoint,
+        log,
+        tuple(options.plugin or ()),
+        options.snapshot,
+        experiment,
     )
     if profile is not None:
         _submit(chosen, directory, profile, launch)
@@ -303,7 +320,7 @@ def _run_here(
     _print_queued(chosen)
     total = len(chosen.todo)
     print_state = state_printer(Console(stderr=True, quiet=quiet), total, directory)
-    if share.jobs > 1 and total:
+    if (share.jobs > 1 or options.snapshot) and total:
         place = {step.id: (n, step) for n, step in enumerate(chosen.todo)}
         models.drop()  # each worker reads its own
         run_local(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ctta_bench.launch.profiles import Profile
 from ctta_bench.launch.running import check_done
 from ctta_bench.launch.scheduler import job_states
 from ctta_bench.launch.slurm import submit
+from ctta_bench.launch.snapshot import Snapshot, take_snapshot
 from ctta_bench.launch.steps import Outcome, Step, in_order, pack, wave_of, write_planned
 from ctta_bench.record.folder import RunFolder, check_writable
 from ctta_bench.record.schema import FAILURE_FILE
@@ -62,13 +64,24 @@ class Selection:
 
 @dataclass(frozen=True)
 class Options:
-    """Options that apply to all steps of a launch."""
+    """Options that apply to all steps of a launch.
+
+    snapshot: workers use copies of plug-ins, preset files and `experiment`, a name or a file.
+    """
 
     device: str | None = None
     force: bool = False
     checkpoint: str = DEFAULT_INTERVAL
     log: Sequence[str] = ()
     plugins: Sequence[str] = ()
+    snapshot: bool = False
+    experiment: str = ""
+
+    def copies(self, steps: Sequence[Step]) -> Callable[[Path], Snapshot] | None:
+        """The function that takes the snapshot; None without one."""
+        if not self.snapshot:
+            return None
+        return partial(take_snapshot, plugins=self.plugins, experiment=self.experiment, steps=steps)
 
     def facts(self) -> dict[str, Any]:
         """The options as stored in launch.json."""
@@ -159,6 +172,7 @@ def run_local(
         environment={},
         threads=share.threads,
         devices=share.devices and [d for count in counts for d in share.devices[:count]],
+        copies=options.copies(ordered),
         **options.facts(),
     )
     first = 0
@@ -215,6 +229,7 @@ def submit_slurm(
         threads=profile.cpus,
         devices=None,
         requeue=profile.requeue,
+        copies=options.copies(ordered),
         **options.facts(),
     )
     try:

@@ -5,13 +5,14 @@ DIR/.launch/ID/steps.jsonl      one step per line: the request from which a work
 DIR/.launch/ID/workers/N.jsonl  journal of worker N, one event per line; N.log: its output
 DIR/.launch/ID/jobs.json        Slurm only: the pack of each job
 DIR/.launch/ID/cancelled        exists if the launch was cancelled
+DIR/.launch/ID/snapshot/        with --snapshot: copies of the user's files, which the workers use
 DIR/.launch/ID/submitit/        files of submitit; they are not read for results
 """
 
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.launch.snapshot import FOLDER as SNAPSHOT
+from ctta_bench.launch.snapshot import Snapshot
 from ctta_bench.launch.steps import Step
 from ctta_bench.record.folder import atomic, timestamp, write_json
 from ctta_bench.record.owner import this_process
@@ -39,15 +42,30 @@ class Launch:
 
     @classmethod
     def create(
-        cls, directory: Path, steps: Sequence[Step], packs: Sequence[tuple[int, int]], **facts: Any
+        cls,
+        directory: Path,
+        steps: Sequence[Step],
+        packs: Sequence[tuple[int, int]],
+        *,
+        copies: Callable[[Path], Snapshot] | None = None,
+        **facts: Any,
     ) -> "Launch":
-        """Write a new launch. packs: first step and end of each worker's share, in order."""
+        """Write a new launch. packs: first step and end of each worker's share, in order.
+
+        copies: makes a snapshot in a folder, whose files the workers then use.
+        """
         folder = directory.resolve() / FOLDER
         folder /= _next_name([place.name for place in folder.glob("*-*")])
         (folder / "workers").mkdir(parents=True)
         facts |= {"made": timestamp(), "launcher": this_process(), "packs": packs}
+        presets: dict[str, str] = {}
+        if copies is not None:
+            snapshot = copies(folder / SNAPSHOT)
+            presets = snapshot.presets
+            facts |= {"plugins": snapshot.plugins, "snapshot": snapshot.files}
         with atomic(folder / "steps.jsonl") as temporary:
-            temporary.write_text("".join(map(_line, steps)), encoding="utf-8")
+            text = "".join(_line(step, presets) for step in steps)
+            temporary.write_text(text, encoding="utf-8")
         write_json(folder / "launch.json", {"schema_version": 1, **facts})
         # Options may contain private values.
         (folder / "launch.json").chmod(0o600)
@@ -185,11 +203,13 @@ def launches(directory: Path) -> list[Launch]:
     return [Launch.open(file.parent) for file in files]
 
 
-def _line(step: Step) -> str:
+def _line(step: Step, presets: Mapping[str, str]) -> str:
     asked = step.cell.asked
     assert asked is not None
     fields = {"id": step.id, "warms_up": step.warms_up, "needs": step.needs}
-    return json.dumps(fields | {"request": asked.model_dump(mode="json")}) + "\n"
+    request = asked.model_dump(mode="json")
+    request["preset"] = presets.get(asked.preset, asked.preset)
+    return json.dumps(fields | {"request": request}) + "\n"
 
 
 def read_step(line: dict[str, Any], models: "Models | None" = None) -> Step:

@@ -19,6 +19,7 @@ from typing import Any
 from ctta_bench.errors import CttaBenchError
 from ctta_bench.launch.plan import INTERRUPTED, Journal, Launch, read_step
 from ctta_bench.launch.running import run_step
+from ctta_bench.launch.snapshot import FOLDER, MODULES
 from ctta_bench.launch.steps import Step
 from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_owned, this_process
 from ctta_bench.record.schema import CellRecord
@@ -44,6 +45,8 @@ def main(folder: Path, worker: int) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         launch = Launch.open(folder)
         launch.journal(worker).write(state="started", **this_process())
+        if "snapshot" in launch.facts:
+            sys.path.insert(0, str(launch.folder / FOLDER / MODULES))
         for plugin in launch.facts["plugins"]:
             load_plugin(plugin)
         work(launch, worker)
