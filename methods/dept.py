@@ -116,6 +116,15 @@ class DePT(Method):
         hidden: int = Field(2048, ge=1, description="width of a head's hidden layer")
         bottleneck: int = Field(256, ge=1, description="width of a head's bottleneck")
         outputs: int = Field(2048, ge=1, description="outputs of a head")
+        label_weight: float = Field(
+            1.0, ge=0, description="α of the pseudo-label loss", json_schema_extra=NEWER
+        )
+        teacher_temperature: float = Field(
+            0.07,
+            gt=0,
+            description="of the teacher's outputs in the consistency",
+            json_schema_extra=NEWER,
+        )
         cls_weight: float = Field(0.1, ge=0, description="β of the class token's consistency")
         prompt_weight: float = Field(0.1, ge=0, description="β₂ of the prompts' consistency")
         prompt_diversity: float = Field(0.05, ge=0, description="λ of the prompts' diversity")
@@ -271,7 +280,8 @@ class DePT(Method):
         self, logits: Tensor, ours: list[Tensor], theirs: list[Tensor], labels: Tensor
     ) -> Tensor:
         """Pseudo-label loss, consistency with the teacher, diversity of prompts and of classes."""
-        loss = cross_entropy(logits, labels) + self.consistency(ours, theirs)
+        loss = self.hp.label_weight * cross_entropy(logits, labels)
+        loss = loss + self.consistency(ours, theirs)
         if ours:
             loss = loss + self.hp.prompt_diversity * diversity_of_prompts(ours[:-1])
         if self.hp.faithful or len(labels) >= SMALLEST_DIVERSE_BATCH:
@@ -282,7 +292,8 @@ class DePT(Method):
         """Distance of the heads' outputs from the teacher's, a scalar; 0 without heads."""
         if not ours:
             return self.centre.new_zeros(())
-        of_class = distillation(ours[-1], theirs[-1], self.centre)
+        temperature = self.hp.teacher_temperature
+        of_class = distillation(ours[-1], theirs[-1], self.centre, temperature)
         of_prompts = consistency_of_prompts(ours[:-1], theirs[:-1])
         return self.hp.cls_weight * of_class + self.hp.prompt_weight * of_prompts
 

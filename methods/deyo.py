@@ -10,18 +10,19 @@ images are normalised by their own batch, which consists of the reliable images 
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.errors import MethodError
+from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.parts.views.batch import resized
 from ctta_bench.registry import METHODS
 
-OCCLUDED = 0.5  # relative side of the rectangle in the middle: 112 of 224 pixels
+OCCLUDED = 0.5  # relative side of the rectangle, unless its size is given: 112 of 224 pixels
 
 
 def draw_orders(rows: int, length: int) -> Tensor:
@@ -51,11 +52,24 @@ def reordered_pixels(images: Tensor, order: Tensor) -> Tensor:
     return images.flatten(-2)[..., order.to(images.device)].view_as(images)
 
 
-def without_the_middle(images: Tensor) -> Tensor:
-    """Images [n, 3, H, W], each with its mean colour in a central rectangle of half the sides."""
-    height, width = images.shape[-2:]
-    inside = (round(OCCLUDED * height), round(OCCLUDED * width))
-    top, left = (height - inside[0]) // 2, (width - inside[1]) // 2
+def without_the_middle(
+    images: Tensor, size: int | None = None, row: int | None = None, column: int | None = None
+) -> Tensor:
+    """Images [n, 3, H, W], each with its mean colour in a rectangle.
+
+    It is a square of side `size`, or has half the sides of the images; its first row and column are
+    given, or it is in the middle. Raises MethodError if it is not within the images.
+    """
+    sides = images.shape[-2:]
+    inside = [round(OCCLUDED * side) if size is None else size for side in sides]
+    middle = [(side - part) // 2 for side, part in zip(sides, inside, strict=True)]
+    top, left = (m if s is None else s for m, s in zip(middle, (row, column), strict=True))
+    if top < 0 or left < 0 or top + inside[0] > sides[0] or left + inside[1] > sides[1]:
+        raise MethodError(
+            f"DeYO cannot cover rows {top} to {top + inside[0] - 1} and columns {left} to "
+            f"{left + inside[1] - 1} of images of {sides[0]} x {sides[1]} pixels; choose a smaller "
+            "occlusion_size, occlusion_row or occlusion_column."
+        )
     covered = images.clone()
     covered[..., top : top + inside[0], left : left + inside[1]] = images.mean((-2, -1), True)
     return covered
@@ -96,9 +110,38 @@ class DeYO(Method):
             "blocks", description="shuffle blocks, shuffle pixels, or cover the middle"
         )
         blocks_per_side: int = Field(4, ge=1, description="blocks in a row, and in a column")
+        occlusion_size: int | None = Field(
+            None,
+            ge=1,
+            description="side of the covered square in pixels; half the sides if not given",
+            json_schema_extra=NEWER,
+        )
+        occlusion_row: int | None = Field(
+            None, ge=0, description="its first row; centred if not given", json_schema_extra=NEWER
+        )
+        occlusion_column: int | None = Field(
+            None,
+            ge=0,
+            description="its first column; centred if not given",
+            json_schema_extra=NEWER,
+        )
+        weigh_by_entropy: bool = Field(
+            True, description="weights grow with certainty", json_schema_extra=NEWER
+        )
+        weigh_by_drop: bool = Field(
+            True, description="weights grow with the drop", json_schema_extra=NEWER
+        )
         skip_last_blocks: int | None = Field(
             None, ge=0, description="last blocks with frozen norms; a quarter if not given"
         )
+
+        def model_post_init(self, _: Any) -> None:
+            """Raises ValueError for a rectangle that is not used."""
+            given = [self.occlusion_size, self.occlusion_row, self.occlusion_column]
+            if self.destruction != "middle" and given != [None, None, None]:
+                raise ValueError(
+                    "occlusion_size, occlusion_row and occlusion_column need destruction: middle"
+                )
 
     def setup(self) -> None:
         """Adapt the norm layers, except those of the last blocks and the final one."""
@@ -134,7 +177,10 @@ class DeYO(Method):
     def destroyed(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] with their objects destroyed."""
         if self.hp.destruction == "middle":
-            return without_the_middle(images)
+            hp = self.hp
+            return without_the_middle(
+                images, hp.occlusion_size, hp.occlusion_row, hp.occlusion_column
+            )
         if self.hp.destruction == "pixels":
             pixels = images.shape[-2] * images.shape[-1]
             return reordered_pixels(images, self.draw_orders(1, pixels)[0])
@@ -142,5 +188,12 @@ class DeYO(Method):
         return reordered_blocks(images, self.draw_orders(len(images), count**2), count)
 
     def weigh(self, entropy: Tensor, drop: Tensor) -> Tensor:
-        """Entropies [n] times exp(E0 - H) + exp(PLPD); the factors have no gradient."""
-        return ((self.margin - entropy.detach()).exp() + drop.exp()) * entropy
+        """Entropies [n] times exp(E0 - H) + exp(PLPD); the factors have no gradient.
+
+        Each term can be switched off; without both the weights are 1.
+        """
+        terms = [(self.margin - entropy.detach()).exp()] if self.hp.weigh_by_entropy else []
+        terms += [drop.exp()] if self.hp.weigh_by_drop else []
+        return (
+            (terms[0] if len(terms) == 1 else terms[0] + terms[1]) * entropy if terms else entropy
+        )

@@ -40,7 +40,7 @@ class T3A(Method):
     class Hyperparameters(MethodHyperparameters):
         """Hyper-parameters of T3A."""
 
-        supports: int = Field(20, ge=1, description="K, supports per class")
+        supports: int = Field(20, ge=0, description="K, supports per class; 0: all")
 
     def setup(self) -> None:
         """The rows of the last layer are the first supports, in the classes that they predict."""
@@ -73,13 +73,13 @@ class T3A(Method):
         return normalize(members.T @ normalize(self.supports))
 
     def take_in(self, features: Tensor, logits: Tensor) -> None:
-        """Add features [n, d] by predicted class; store the K with the lowest entropy of each."""
+        """Add features [n, d] by predicted class; keep the K with the lowest entropy of each."""
         entropies = softmax_entropy(logits).to(self.entropies.dtype)
         finite = entropies.isfinite() & features.isfinite().all(1)
         supports = torch.cat([self.supports, features[finite].to(self.supports.dtype)])
         labels = torch.cat([self.labels, logits[finite].argmax(-1)])
         entropies = torch.cat([self.entropies, entropies[finite]])
-        kept = surest(labels, entropies, self.hp.supports)
+        kept = surest(labels, entropies, self.hp.supports or len(labels))
         self.supports, self.labels, self.entropies = supports[kept], labels[kept], entropies[kept]
 
     @property

@@ -279,6 +279,29 @@ def test_only_faithful_spreads_the_classes_of_small_batches(
     assert len(found) == calls
 
 
+def test_the_pseudo_label_loss_has_a_weight() -> None:
+    plain, heavy = build("dept", **FAST), build("dept", **FAST, label_weight=3.0)
+    logits, labels = some(4, 10), torch.tensor([0, 1, 2, 3])
+    difference = heavy.total_loss(logits, [], [], labels) - plain.total_loss(logits, [], [], labels)
+    torch.testing.assert_close(difference, 2 * torch.nn.functional.cross_entropy(logits, labels))
+
+
+def test_the_teacher_s_temperature_sharpens_its_target() -> None:
+    student, teacher, centre = (
+        torch.tensor([[0.1, 0.0]]),
+        torch.tensor([[0.2, 0.0]]),
+        torch.zeros(2),
+    )
+    for temperature in (0.07, 0.5):
+        target = torch.tensor([0.2, 0.0]).div(temperature).softmax(0)
+        expected = -(target * torch.tensor([1.0, 0.0]).log_softmax(0)).sum()
+        found = prompt_losses.distillation(student, teacher, centre, temperature)
+        torch.testing.assert_close(found, expected)
+    assert prompt_losses.distillation(student, teacher, centre) == prompt_losses.distillation(
+        student, teacher, centre, DEPT.Hyperparameters().teacher_temperature
+    )
+
+
 def test_without_heads_no_loss_needs_the_teachers_strong_view() -> None:
     plain_form, whole = build("dept", **FAST), build("dept", **FAST, **HEADS)
     for method in (plain_form, whole):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
 from ctta_bench.methods.deyo import (
     draw_orders,
@@ -82,6 +83,32 @@ def test_the_middle_takes_the_mean_colour_of_its_image(side: int, first: int, la
     assert torch.equal(images, before)
 
 
+def test_a_square_of_given_size_and_place_is_covered() -> None:
+    images = torch.rand(1, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+    covered = without_the_middle(images, 4, 0, 20)
+    places = (covered != images)[0, 0].nonzero()
+    assert places.min(0).values.tolist() == [0, 20]
+    assert places.max(0).values.tolist() == [3, 23]
+    # What is not given is as before: half the sides, in the middle.
+    places = (without_the_middle(images, column=1) != images)[0, 0].nonzero()
+    assert places.min(0).values.tolist() == [4, 1]
+    assert places.max(0).values.tolist() == [11, 12]
+
+
+@pytest.mark.parametrize("place", [(20, None, None), (8, 10, 0), (8, 0, 9)])
+def test_a_square_that_leaves_the_images_is_refused(place: tuple[int | None, ...]) -> None:
+    options = dict(zip(("size", "row", "column"), place, strict=True))
+    settings = {f"occlusion_{k}": v for k, v in options.items() if v is not None}
+    method = build("deyo", **OPEN, destruction="middle", **settings)
+    with pytest.raises(MethodError, match=r"DeYO cannot cover rows .* 16 x 16 pixels; choose"):
+        method(pictures(4))
+
+
+def test_a_square_without_an_occlusion_is_refused() -> None:
+    with pytest.raises(ValueError, match="occlusion_column need destruction: middle"):
+        build("deyo", occlusion_row=3)
+
+
 # -- what is used
 
 
@@ -123,6 +150,27 @@ def test_a_constant_image_never_drops() -> None:
     before = tensors(method.model)
     method(torch.full((4, 3, 16, 16), 0.6))
     assert changed(before, method.model) == set()
+
+
+@pytest.mark.parametrize(
+    ("by_entropy", "by_drop", "expected"),
+    [
+        (True, True, math.exp(0.4 * math.log(10) - 0.5) + math.exp(0.3)),
+        (True, False, math.exp(0.4 * math.log(10) - 0.5)),
+        (False, True, math.exp(0.3)),
+        (False, False, 1.0),
+    ],
+)
+def test_each_weight_can_be_left_out(by_entropy: bool, by_drop: bool, expected: float) -> None:
+    method = build("deyo", weigh_by_entropy=by_entropy, weigh_by_drop=by_drop, **DOUBLE)
+    entropy, drop = torch.tensor([0.5]).double(), torch.tensor([0.3]).double()
+    assert method.weigh(entropy, drop).item() == pytest.approx(expected * 0.5)
+
+
+def test_the_record_of_a_cell_has_new_hyperparameters_only_if_they_are_set() -> None:
+    plain = DEYO.Hyperparameters().record()
+    assert not [name for name in plain if name.startswith(("occlusion_", "weigh_"))]
+    assert DEYO.Hyperparameters(weigh_by_drop=False).record() == plain | {"weigh_by_drop": False}
 
 
 def test_without_weights_and_filters_it_is_tent_on_its_layers() -> None:

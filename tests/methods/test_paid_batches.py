@@ -62,6 +62,19 @@ def test_a_filter_that_keeps_no_source_image_is_an_error() -> None:
         build("paid", entropy_filter=True)
 
 
+@pytest.mark.parametrize("name", ["paid", "lora", "dora"])
+def test_the_limit_of_the_filter_may_be_given_in_nats(name: str) -> None:
+    found = build(name, entropy_filter=True, entropy_limit=2.5)  # above ln 10: all images
+    plain = build(name)
+    assert found.source_statistics.images == plain.source_statistics.images
+    assert torch.equal(found.source_statistics.mean, plain.source_statistics.mean)
+    with pytest.raises(DataError, match=r"0 source images are left .* entropy < 0\.001"):
+        build(name, entropy_filter=True, entropy_limit=0.001)
+    with pytest.raises(ValueError, match="entropy_limit needs entropy_filter: true"):
+        build(name, entropy_limit=0.5)
+    assert "entropy_limit" not in plain.hp.record()
+
+
 def distance(features: Tensor, source: SourceStatistics) -> Tensor:
     """The objective with a weight of 1, written out."""
     return (features.mean(0) - source.mean).norm() + (features.std(0) - source.std).norm()

@@ -122,6 +122,14 @@ def test_the_average_follows_all_images_by_a_tenth() -> None:
     torch.testing.assert_close(method.average, 0.09 + 0.1 * p.mean(0))
 
 
+def test_the_share_of_a_batch_in_the_average_is_a_hyperparameter() -> None:
+    method = build("roid", lr=0.0, prediction_rate=0.25, prior="off")
+    images = pictures(8)
+    p = method(images).softmax(1).mean(0)
+    torch.testing.assert_close(method.average, 0.75 / len(p) + 0.25 * p)
+    assert "prediction_rate" not in build("roid").hp.record()
+
+
 @pytest.mark.parametrize("momentum", [1.0, 0.99, 0.0])
 def test_weights_come_back_to_the_source_by_the_momentum(momentum: float) -> None:
     method, free = (build("roid", lr=0.01, source_momentum=m, **DOUBLE) for m in (momentum, 1.0))

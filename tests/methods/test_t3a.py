@@ -30,6 +30,14 @@ def test_the_surest_of_each_class_are_kept_class_by_class() -> None:
     assert surest(labels, entropies, 9).tolist() == [3, 1, 5, 2, 4, 0]
 
 
+def test_a_limit_of_zero_keeps_every_support() -> None:
+    kept, images = double(supports=0), pictures(24).double()
+    at_most = double(supports=10_000)
+    for batch in images.split(8):
+        torch.testing.assert_close(kept(batch), at_most(batch), atol=0, rtol=0)
+    assert len(kept.supports) == kept.model.num_classes + 24
+
+
 def test_the_first_supports_are_the_rows_of_the_last_layer_by_their_predicted_class() -> None:
     method = double()
     layer = method.model.classifier

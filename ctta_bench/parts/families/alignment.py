@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
@@ -38,6 +38,12 @@ class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
     skip_last_blocks: int = Field(0, ge=0, description="last blocks without adapters")
     source_samples: int = Field(500, ge=2, description="source images for the statistics")
     entropy_filter: bool = Field(False, description="only images of entropy < ln(C)/2 - 1")
+    entropy_limit: float | None = Field(
+        None,
+        gt=0,
+        description="limit of the entropy filter in nats, instead of ln(C)/2 - 1",
+        json_schema_extra=NEWER,
+    )
     statistics_model: Literal["source", "warmed"] = Field(
         "source",
         description="features of the source weights, or of the model after the warm-up",
@@ -83,6 +89,12 @@ class AlignmentHyperparameters(OptimizerHyperparameters, WarmupHyperparameters):
             raise ValueError(f"names a {'role' if info.field_name == 'layers' else 'stage'} twice")
         return letters
 
+    @model_validator(mode="after")
+    def _limit_of_a_filter(self) -> "AlignmentHyperparameters":
+        if self.entropy_limit is not None and not self.entropy_filter:
+            raise ValueError("entropy_limit needs entropy_filter: true")
+        return self
+
 
 class LowRankHyperparameters(AlignmentHyperparameters):
     """Hyper-parameters of LoRA and DoRA: the matrix of low rank that is added to a weight."""
@@ -105,7 +117,7 @@ class AlignmentMethod(Method):
     warmup_access = "labelled"
     stream_only = frozenset(
         {"std_weight", "source_samples", "entropy_filter", "statistics_model", "chunks"}
-        | {"stats_preproc"}
+        | {"stats_preproc", "entropy_limit"}
         | {"single_image", "faithful", "two_pass", "stages", "source_moments"}
     )
 
@@ -142,6 +154,8 @@ class AlignmentMethod(Method):
             "entropy_filter": self.hp.entropy_filter,
             "adapters": "" if of_source else fingerprint(nn.ParameterDict(self._plain_names())),
         } | self.aligned.facts()
+        if self.hp.entropy_limit is not None:
+            facts["entropy_limit"] = self.hp.entropy_limit
         normalised = self.hp.stats_preproc == "official"
         if normalised:
             facts["normalised"] = self.model.trained_preprocessing().record()

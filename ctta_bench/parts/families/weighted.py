@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.method import NEWER, Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.method.updates import symmetric_cross_entropy
 from ctta_bench.names import renamed
 from ctta_bench.parts.views.batch import light_view
@@ -32,6 +32,13 @@ class SampleWeightingHyperparameters(OptimizerHyperparameters):
     weighting: bool = Field(True, description="sample weights, and exclusion of images")
     consistency: bool = Field(True, description="the loss of consistency with a view")
     temperature: float = Field(1 / 3, gt=0, description="τ of the sample weights")
+    prediction_rate: float = Field(
+        BATCH_SHARE,
+        ge=0,
+        le=1,
+        description="share of a batch in the average prediction, the reference of diversity",
+        json_schema_extra=NEWER,
+    )
     prior: Literal["logits", "probabilities", "off"] = Field(
         "logits", description="outputs that are multiplied by the batch's smoothed prior"
     )
@@ -82,7 +89,8 @@ class SampleWeightingMethod(Method):
             return False
         if not self.step(self.total_loss(images, logits, weights)):
             return False
-        self.average = (1 - BATCH_SHARE) * self.average + BATCH_SHARE * p.mean(0)
+        rate = self.hp.prediction_rate
+        self.average = (1 - rate) * self.average + rate * p.mean(0)
         return True
 
     def sample_weights(self, p: Tensor, entropy: Tensor) -> Tensor:

@@ -37,9 +37,14 @@ class PromptLearner(nn.Module):
         self.classifier = classifier
 
 
-def distillation(student: Tensor, teacher: Tensor, centre: Tensor) -> Tensor:
-    """Cross-entropy of the student's outputs [n, outputs] against the centred teacher's."""
-    target = ((teacher - centre) / TEACHER_TEMPERATURE).softmax(-1)
+def distillation(
+    student: Tensor, teacher: Tensor, centre: Tensor, temperature: float = TEACHER_TEMPERATURE
+) -> Tensor:
+    """Cross-entropy of the student's outputs [n, outputs] against the centred teacher's.
+
+    temperature: of the teacher.
+    """
+    target = ((teacher - centre) / temperature).softmax(-1)
     return -(target * (student / STUDENT_TEMPERATURE).log_softmax(-1)).sum(-1).mean()
 
 

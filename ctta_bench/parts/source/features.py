@@ -24,7 +24,7 @@ See = Callable[[Tensor], list[Tensor]]
 
 
 class ImageFeatures:
-    """The features [n, d] of images; `hp` has `source_samples` and `entropy_filter`."""
+    """The features [n, d] of images; `hp` is that of an alignment method."""
 
     def __init__(self, model: SourceModel, hp: Any) -> None:
         self.model, self.hp = model, hp
@@ -45,7 +45,9 @@ class ImageFeatures:
 
     def statistics(self, source: Any, see: See) -> list[SourceStatistics]:
         """Statistics of the source images that pass the filter; `see` is not used."""
-        limit = filter_limit(self.model.num_classes) if self.hp.entropy_filter else None
+        limit = self.hp.entropy_limit  # not given without the filter
+        if self.hp.entropy_filter and limit is None:
+            limit = filter_limit(self.model.num_classes)
         samples = self.hp.source_samples
         return [
             source_statistics(self.model, source.batches(), samples=samples, entropy_limit=limit)
