@@ -172,7 +172,7 @@ def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
     entry = METHODS.get(translation.method)
     method: Method = entry(
         SourceModel(network).to(dtype),
-        entry.Hyperparameters(**translation.hyperparameters(case)),
+        entry.Hyperparameters(**translation.settings(case)),
         precision="float64" if dtype == torch.float64 else "float32",
     )
     method.start(source if method.source_access != "none" else None)

@@ -58,6 +58,7 @@ TRANSLATIONS = (
         "cmae",
         official,
         set_initial_state,
+        facts=frozenset({"tiebreak_seed"}),
     ),
     Translation(
         "RanXu2000/continual-mae",
@@ -65,5 +66,6 @@ TRANSLATIONS = (
         "cmae",
         lambda case: {},
         run_function=targets,
+        facts=frozenset({"size", "cell"}),
     ),
 )

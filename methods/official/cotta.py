@@ -52,7 +52,14 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
 
 
 TRANSLATIONS = (
-    Translation("qinenergy/cotta", "cotta.py: CoTTA", "cotta", official, set_initial_state),
+    Translation(
+        "qinenergy/cotta",
+        "cotta.py: CoTTA",
+        "cotta",
+        official,
+        set_initial_state,
+        facts=frozenset({"teacher_factor"}),
+    ),
     Translation(
         "mariodoebler/test-time-adaptation",
         "methods/cotta.py: CoTTA",

@@ -20,6 +20,7 @@ from ctta_bench.parts.prompts.learner import (
 )
 from ctta_bench.registry import METHODS
 
+START = frozenset({"prompt_seed", "prompt_bound"})  # of the recorded prompts
 # Names of trained tensors: theirs, ours. The norms of their heads are fixed at 1.
 RENAMED = (
     ("prompt_list.", "prompts."),
@@ -43,6 +44,8 @@ def official(case: Case) -> dict[str, Any]:
         "weight_decay": settings["weight_decay"],
         "cosine_steps": len(case["per_batch"]),
         "clip": settings["clip_grad"],
+        "label_weight": settings.get("alpha", 1.0),
+        "teacher_temperature": settings.get("teacher_temp", 0.07),
         "stages": settings["stages"],
         "prompts": settings["prompts"],
         "teacher_momentum": settings["teacher_m"],
@@ -128,10 +131,21 @@ def losses(case: Case, inputs: Recorded) -> dict[str, Tensor]:
 
 TRANSLATIONS = (
     Translation(
-        "yhygao/DePT", "classifier.py: ViT_DePT", "dept", network_alone, set_initial_prompts
+        "yhygao/DePT",
+        "classifier.py: ViT_DePT",
+        "dept",
+        network_alone,
+        set_initial_prompts,
+        facts=START,
     ),
     Translation(
-        "yhygao/DePT", "target_dino.py: train_epoch", "dept", official, set_initial_state, tensors
+        "yhygao/DePT",
+        "target_dino.py: train_epoch",
+        "dept",
+        official,
+        set_initial_state,
+        tensors,
+        facts=START,
     ),
     Translation(
         "yhygao/DePT",
@@ -139,5 +153,6 @@ TRANSLATIONS = (
         "dept",
         lambda case: {},
         run_function=losses,
+        facts=frozenset({"batch", "prompts", "dim", "stages", "neighbours"}),
     ),
 )

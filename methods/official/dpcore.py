@@ -22,7 +22,8 @@ def official(case: Case) -> dict[str, Any]:
         "core_rate": settings["alpha"],
         "steps": settings["steps_ood"],
         "source_samples": settings["source_samples"],
-        "max_entropy": settings["source_entropy_below"] / math.log(CLASSES),
+        "max_entropy": min(1.0, settings["source_entropy_below"] / math.log(CLASSES)),
+        "std_weight": settings.get("lambda", 1.0),
         "faithful": True,
     }
 
@@ -49,6 +50,12 @@ def prompts(method: Any) -> dict[str, Tensor]:
 
 TRANSLATIONS = (
     Translation(
-        "zybeich/DPCore", "dpcore.py: DPCore", "dpcore", official, set_initial_state, prompts
+        "zybeich/DPCore",
+        "dpcore.py: DPCore",
+        "dpcore",
+        official,
+        set_initial_state,
+        prompts,
+        facts=frozenset({"prompt_seed", "prompt_bound"}),
     ),
 )

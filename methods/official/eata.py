@@ -3,7 +3,12 @@
 import math
 from typing import Any
 
-from ctta_bench.methods.official import Case, Translation, mario_optimizer, optimizer
+from ctta_bench.methods.official import (
+    Case,
+    Translation,
+    mario_optimizer,
+    optimizer,
+)
 
 CLASSES = 10  # of the small models; the recorded margin is a number of nats
 

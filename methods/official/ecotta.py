@@ -53,5 +53,13 @@ def set_initial_state(method: Method, case: Case, recorded: Recorded) -> None:
 
 
 TRANSLATIONS = (
-    Translation("Lily-Le/EcoTTA", "main.py: adapt", "ecotta", official, set_initial_state, tensors),
+    Translation(
+        "Lily-Le/EcoTTA",
+        "main.py: adapt",
+        "ecotta",
+        official,
+        set_initial_state,
+        tensors,
+        facts=frozenset({"conv_scale"}),
+    ),
 )

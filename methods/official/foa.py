@@ -38,9 +38,16 @@ def official(case: Case) -> dict[str, Any]:
     }
 
 
+def shift_alone(case: Case) -> dict[str, Any]:
+    """Settings of the shift: it has no prompts."""
+    case["hyper_parameters"].require({"num_prompts": 0})
+    return {}
+
+
 def with_gradients(case: Case) -> dict[str, Any]:
     """Settings of the form with gradients."""
     settings = case["hyper_parameters"]
+    settings.require({"num_prompts": 0})
     return optimizer(settings["optimizer"]) | {"distance_weight": settings["fitness_lambda"]}
 
 
@@ -58,8 +65,14 @@ def last_candidate(method: Any) -> dict[str, Tensor]:
 
 TRANSLATIONS = (
     Translation(
-        "mr-eggplant/FOA", "foa.py: FOA", "foa", official, set_initial_state, last_candidate
+        "mr-eggplant/FOA",
+        "foa.py: FOA",
+        "foa",
+        official,
+        set_initial_state,
+        last_candidate,
+        facts=frozenset({"prompt_seed", "prompt_bound", "cma_seed", "cma_version"}),
     ),
-    Translation("mr-eggplant/FOA", "foa_shift.py: Shift", "foa_shift", lambda case: {}),
+    Translation("mr-eggplant/FOA", "foa_shift.py: Shift", "foa_shift", shift_alone),
     Translation("mr-eggplant/FOA", "foa_bp.py: FOA_BP", "foa_bp", with_gradients),
 )

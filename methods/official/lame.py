@@ -9,13 +9,19 @@ def mario(case: Case) -> dict[str, Any]:
     """Settings of the second implementation."""
     cfg = case["hyper_parameters"]["cfg"]
     return {
-        "affinity": cfg["LAME.AFFINITY"].lower(),
-        "neighbours": cfg["LAME.KNN"],
-        "symmetric": cfg["LAME.FORCE_SYMMETRY"],
+        "affinity": cfg.get("LAME.AFFINITY", "rbf").lower(),
+        "neighbours": cfg.get("LAME.KNN", 5),
+        "symmetric": cfg.get("LAME.FORCE_SYMMETRY", False),
         "faithful": True,
     }
 
 
 TRANSLATIONS = (
-    Translation("mariodoebler/test-time-adaptation", "methods/lame.py: LAME", "lame", mario),
+    Translation(
+        "mariodoebler/test-time-adaptation",
+        "methods/lame.py: LAME",
+        "lame",
+        mario,
+        facts=frozenset({"LAME.SIGMA"}),  # which their code does not use
+    ),
 )

@@ -13,6 +13,7 @@ from ctta_bench.registry import METHODS
 
 # Names of parameters: theirs, ours.
 RENAMED = {"A": "down", "B": "up", "m": "magnitude"}
+LAYER = frozenset({"in_features", "out_features", "peft_version"})
 
 
 def lora(case: Case) -> dict[str, Any]:
@@ -68,7 +69,19 @@ def gradients(loss: Tensor, inputs: Recorded, learning: dict[str, Tensor]) -> Re
 
 TRANSLATIONS = (
     Translation(
-        "huggingface/peft", "get_peft_model(LoraConfig)", "lora", lora, run_function=lora_function
+        "huggingface/peft",
+        "get_peft_model(LoraConfig)",
+        "lora",
+        lora,
+        run_function=lora_function,
+        facts=LAYER,
     ),
-    Translation("huggingface/peft", "with use_dora", "dora", dora, run_function=dora_function),
+    Translation(
+        "huggingface/peft",
+        "with use_dora",
+        "dora",
+        dora,
+        run_function=dora_function,
+        facts=LAYER,
+    ),
 )

@@ -12,16 +12,19 @@ MARIO = "mariodoebler/test-time-adaptation"
 
 def batch(case: Case) -> dict[str, Any]:
     """The official form, which updates running statistics without using them."""
+    plain = {"eps": 1e-5, "momentum": 0.1, "reset_stats": False, "no_stats": False}
+    case["hyper_parameters"].require(plain)
     return {"statistics": "batch", "faithful": True}
 
 
 def alpha(case: Case) -> dict[str, Any]:
     """Statistics mixed by α."""
-    return {"statistics": "alpha", "alpha": case["hyper_parameters"]["cfg"]["BN.ALPHA"]}
+    return {"statistics": "alpha", "alpha": case["hyper_parameters"]["cfg"].get("BN.ALPHA", 0.1)}
 
 
 def ema(case: Case) -> dict[str, Any]:
     """Running statistics with the layers' default momentum."""
+    case["hyper_parameters"].get("cfg")  # may be empty
     return {"statistics": "ema", "faithful": True}
 
 

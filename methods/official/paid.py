@@ -1,12 +1,15 @@
 """PAID: wangkunyu241/PAID, its ImageNet and CIFAR forms, with recorded start values."""
 
+import math
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ctta_bench.errors import DataError
 from ctta_bench.method import Method
-from ctta_bench.methods.official import Case, Recorded, Translation, optimizer
+from ctta_bench.methods.official import Case, Recorded, Settings, Translation, optimizer
 
 # Names of adapted tensors: theirs, ours.
 RENAMED = ((".hra_u", ".vectors"), (".m", ".magnitude"))
@@ -16,14 +19,17 @@ IDLE = {"name": "AdamW", "lr": 0.0}
 def official(case: Case) -> dict[str, Any]:
     """Settings of the official code; cases with forward passes only take no step."""
     settings = case["hyper_parameters"]
-    return optimizer(settings.get("optimizer", IDLE)) | {
-        "rank": settings["rank"],
-        "std_weight": settings.get("lambda", 1.0),
-        "paired_init": settings["paired_init"],
-        "chunks": 4 if settings.get("code") == "cifar" else 1,
-        "source_samples": 3000,
-        "faithful": True,
-    }
+    return (
+        optimizer(settings.get("optimizer", IDLE))
+        | {
+            "rank": settings["rank"],
+            "std_weight": settings.get("lambda", 1.0),
+            "paired_init": settings["paired_init"],
+            "chunks": 4 if settings.get("code") == "cifar" else 1,
+            "faithful": True,
+        }
+        | statistics(case)
+    )
 
 
 @torch.no_grad()
@@ -53,12 +59,25 @@ def tensors(method: Method) -> dict[str, Tensor]:
 
 
 def statistics(case: Case) -> dict[str, Any]:
-    """Settings for source statistics; ln(1000)/2 - 1 excludes no image of 10 classes."""
+    """Settings for source statistics; cases without a threshold have no filter."""
     settings = case["hyper_parameters"]
-    return {
-        "source_samples": settings["num_samples"],
-        "entropy_filter": "1000" not in settings["threshold"],
-    }
+    found = {"source_samples": settings.get("num_samples", 3000)}
+    if "threshold" in settings:
+        found |= {"entropy_filter": True, "entropy_limit": threshold(settings)}
+    return found
+
+
+def threshold(settings: Settings) -> float:
+    """The entropy limit in nats: a number, or the official formula with the number of classes."""
+    written = str(settings["threshold"])
+    formula = re.fullmatch(r"math\.log\((\d+)\) */ *2 *- *1", written)
+    try:
+        return math.log(int(formula[1])) / 2 - 1 if formula else float(written)
+    except ValueError:
+        raise DataError(
+            f"the setting 'threshold' is {written!r}; write a number of nats, or "
+            "math.log(CLASSES)/2-1."
+        ) from None
 
 
 def source_tensors(method: Any) -> dict[str, Tensor]:
@@ -71,7 +90,15 @@ def source_tensors(method: Any) -> dict[str, Tensor]:
 
 TRANSLATIONS = (
     *(
-        Translation("wangkunyu241/PAID", words, "paid", official, set_initial_state, tensors)
+        Translation(
+            "wangkunyu241/PAID",
+            words,
+            "paid",
+            official,
+            set_initial_state,
+            tensors,
+            facts=frozenset({"u_seed", "n_batches"}),
+        )
         for words in ("DORA_ALIGN", "HRAInjectedLinear")
     ),
     Translation("wangkunyu241/PAID", "obtain_src_stat", "paid", statistics, tensors=source_tensors),

@@ -9,6 +9,7 @@ from ctta_bench.methods.official import (
     Recorded,
     RecordedAugmentation,
     Translation,
+    given,
     mario_optimizer,
     same_names,
 )
@@ -17,11 +18,19 @@ from ctta_bench.methods.official import (
 def official(case: Case) -> dict[str, Any]:
     """Settings of the official code and, where unset, its defaults."""
     cfg = case["hyper_parameters"]["cfg"]
-    return mario_optimizer(cfg) | {
-        "temperature": cfg.get("CONTRAST.TEMPERATURE", 0.1),
-        "projection": cfg.get("CONTRAST.PROJECTION_DIM", 128),
-        "teacher_momentum": cfg.get("M_TEACHER.MOMENTUM", 0.999),
-    }
+    cfg.require({"CONTRAST.MODE": "all", "RMT.NUM_SAMPLES_WARM_UP": 0})
+    weights = {"SRC": "source_weight", "TRG": "target_weight"}
+    names = {f"RMT.LAMBDA_CE_{place}": ours for place, ours in weights.items()}
+    names |= {"RMT.LAMBDA_CONT": "contrast_weight"}
+    return (
+        mario_optimizer(cfg)
+        | given(cfg, names)
+        | {
+            "temperature": cfg.get("CONTRAST.TEMPERATURE", 0.1),
+            "projection": cfg.get("CONTRAST.PROJECTION_DIM", 128),
+            "teacher_momentum": cfg.get("M_TEACHER.MOMENTUM", 0.999),
+        }
+    )
 
 
 @torch.no_grad()

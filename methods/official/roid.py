@@ -6,6 +6,7 @@ from ctta_bench.methods.official import (
     Case,
     Recorded,
     RecordedAugmentation,
+    Settings,
     Translation,
     mario_optimizer,
 )
@@ -13,19 +14,28 @@ from ctta_bench.methods.official import (
 REPOSITORY = "mariodoebler/test-time-adaptation"
 
 
-def roid(case: Case) -> dict[str, Any]:
-    """Settings of the official code and, where unset, its defaults."""
-    cfg = case["hyper_parameters"]["cfg"]
+def shared(cfg: Settings) -> dict[str, Any]:
+    """Settings of both, which are named after ROID, and where unset its defaults."""
     return mario_optimizer(cfg) | {
-        "source_momentum": cfg.get("ROID.MOMENTUM_SRC", 0.99),
+        "weighting": cfg.get("ROID.USE_WEIGHTING", True),
+        "consistency": cfg.get("ROID.USE_CONSISTENCY", True),
+        "prior": "logits" if cfg.get("ROID.USE_PRIOR_CORRECTION", True) else "off",
+        "prediction_rate": round(1 - cfg.get("ROID.MOMENTUM_PROBS", 0.9), 12),
         "temperature": cfg.get("ROID.TEMPERATURE", 1 / 3),
     }
+
+
+def roid(case: Case) -> dict[str, Any]:
+    """Settings of the official code."""
+    cfg = case["hyper_parameters"]["cfg"]
+    return shared(cfg) | {"source_momentum": cfg.get("ROID.MOMENTUM_SRC", 0.99)}
 
 
 def cmf(case: Case) -> dict[str, Any]:
     """Settings of the published code and, where unset, its defaults."""
     cfg = case["hyper_parameters"]["cfg"]
-    return mario_optimizer(cfg) | {
+    cfg.get("CMF.TYPE")  # lp and op are the same in the published code
+    return shared(cfg) | {
         "source_momentum": cfg.get("CMF.ALPHA", 0.99),
         "filter_momentum": cfg.get("CMF.GAMMA", 0.99),
         "process_noise": cfg.get("CMF.Q", 0.005),

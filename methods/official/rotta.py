@@ -10,6 +10,7 @@ from ctta_bench.methods.official import (
     Recorded,
     RecordedAugmentation,
     Translation,
+    mario_optimizer,
     optimizer,
 )
 
@@ -33,12 +34,11 @@ def official(case: Case) -> dict[str, Any]:
 def mario(case: Case) -> dict[str, Any]:
     """Settings of the second implementation and, where unset, its defaults."""
     cfg = case["hyper_parameters"]["cfg"]
-    return {
-        "optimizer": cfg.get("OPTIM.METHOD", "Adam").lower(),
-        "lr": cfg.get("OPTIM.LR", 1e-3),
+    return mario_optimizer(cfg) | {
         "memory_size": cfg.get("ROTTA.MEMORY_SIZE", 64),
         "update_every": cfg.get("ROTTA.UPDATE_FREQUENCY", 64),
         "teacher_rate": cfg.get("ROTTA.NU", 0.001),
+        "statistics_rate": cfg.get("ROTTA.ALPHA", 0.05),
         "age_weight": cfg.get("ROTTA.LAMBDA_T", 1.0),
         "uncertainty_weight": cfg.get("ROTTA.LAMBDA_U", 1.0),
     }

@@ -9,6 +9,7 @@ from ctta_bench.methods.official import (
     Recorded,
     RecordedAugmentation,
     Translation,
+    given,
     mario_optimizer,
 )
 
@@ -16,10 +17,16 @@ from ctta_bench.methods.official import (
 def official(case: Case) -> dict[str, Any]:
     """Settings of the second implementation and, where unset, its defaults."""
     cfg = case["hyper_parameters"]["cfg"]
-    return mario_optimizer(cfg) | {
-        "temperature": cfg.get("CONTRAST.TEMPERATURE", 0.1),
-        "projection": cfg.get("CONTRAST.PROJECTION_DIM", 128),
-    }
+    cfg.require({"CONTRAST.MODE": "all"})
+    names = {"SANTA.LAMBDA_CE_TRG": "anchor_weight", "SANTA.LAMBDA_CONT": "contrast_weight"}
+    return (
+        mario_optimizer(cfg)
+        | given(cfg, names)
+        | {
+            "temperature": cfg.get("CONTRAST.TEMPERATURE", 0.1),
+            "projection": cfg.get("CONTRAST.PROJECTION_DIM", 128),
+        }
+    )
 
 
 @torch.no_grad()

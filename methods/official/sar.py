@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ctta_bench.methods.official import Case, Translation
+from ctta_bench.methods.official import Case, Translation, given
 
 CLASSES = 10  # of the small models; the recorded margin is a number of nats
 # The official code skips blocks 9 to 11 by name; the small models have four, and skip none.
@@ -27,15 +27,26 @@ def mario(case: Case) -> dict[str, Any]:
     """Settings of the second implementation, which uses 1e-3 for some names of architectures."""
     cfg = case["hyper_parameters"]["cfg"]
     forced = any(name in cfg.get("MODEL.ARCH", "") for name in ("vit_", "swin_"))
-    return NO_BLOCK_SKIPPED | {
-        "lr": 1e-3 if forced else cfg["OPTIM.LR"],
-        "margin": cfg.get("EATA.MARGIN_E0", 0.4),
-        "recovery_threshold": cfg.get("SAR.RESET_CONSTANT_EM", 0.2),
-        "faithful": "mariodoebler",
-    }
+    rate, momentum = cfg.get("OPTIM.LR", 1e-3), given(cfg, {"OPTIM.MOMENTUM": "momentum"})
+    return (
+        NO_BLOCK_SKIPPED
+        | momentum
+        | {
+            "lr": 1e-3 if forced else rate,
+            "margin": cfg.get("EATA.MARGIN_E0", 0.4),
+            "recovery_threshold": cfg.get("SAR.RESET_CONSTANT_EM", 0.2),
+            "faithful": "mariodoebler",
+        }
+    )
 
 
 TRANSLATIONS = (
     Translation("mr-eggplant/SAR", "sar.py: SAR", "sar", official),
-    Translation("mariodoebler/test-time-adaptation", "methods/sar.py: SAR", "sar", mario),
+    Translation(
+        "mariodoebler/test-time-adaptation",
+        "methods/sar.py: SAR",
+        "sar",
+        mario,
+        facts=frozenset({"OPTIM.METHOD", "OPTIM.NESTEROV"}),  # it always uses plain SGD
+    ),
 )

@@ -46,5 +46,6 @@ TRANSLATIONS = (
         "svdp",
         lambda case: {},
         run_function=run_prompt,
+        facts=frozenset({"shape", "sparse_rate", "scale"}),
     ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ctta_bench.methods.official import Case, Translation, mario_optimizer, optimizer
+from ctta_bench.methods.official import Case, Translation, given, mario_optimizer, optimizer
 
 
 def official(case: Case) -> dict[str, Any]:
@@ -14,7 +14,9 @@ def official(case: Case) -> dict[str, Any]:
 
 def mario(case: Case) -> dict[str, Any]:
     """Settings of the second implementation."""
-    return mario_optimizer(case["hyper_parameters"]["cfg"])
+    cfg = case["hyper_parameters"]["cfg"]
+    repeated = given(cfg, {"OPTIM.STEPS": "steps", "MODEL.EPISODIC": "episodic"})
+    return mario_optimizer(cfg) | repeated
 
 
 TRANSLATIONS = (

@@ -22,6 +22,7 @@ RENAMED = (
     ("vida_up2.weight", "high_up"),
 )
 INJECTED = (".attn.qkv.", ".attn.proj.")
+START = frozenset({"init_scale", "teacher_factor"})
 
 
 def official(case: Case) -> dict[str, Any]:
@@ -87,7 +88,21 @@ def set_adapters_and_scales(method: Any, case: Case, recorded: Recorded) -> None
 
 TRANSLATIONS = (  # the first that matches is used
     Translation(
-        "Yangsenqiao/vida", "inject_vida.py", "vida", layer_alone, set_adapters_and_scales, tensors
+        "Yangsenqiao/vida",
+        "inject_vida.py",
+        "vida",
+        layer_alone,
+        set_adapters_and_scales,
+        tensors,
+        facts=START | {"scale1", "scale2"},
     ),
-    Translation("Yangsenqiao/vida", "vida.py: ViDA", "vida", official, set_initial_state, tensors),
+    Translation(
+        "Yangsenqiao/vida",
+        "vida.py: ViDA",
+        "vida",
+        official,
+        set_initial_state,
+        tensors,
+        facts=START,
+    ),
 )
