@@ -13,6 +13,7 @@ neither torch nor mmengine. The module of an entry is imported at the first `get
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import importlib
@@ -130,6 +131,23 @@ class Registry:
         entry = self.find(name)
         importlib.import_module(entry.module)
         return self._modules.module_dict[entry.name]
+
+    def folder(self, name: str) -> Path | None:
+        """The folder of the file that registers an entry, with its presets and translations.
+
+        None for an entry without a file, as of a notebook.
+        """
+        module = self.find(name).module
+        if module in sys.modules:
+            file = getattr(sys.modules[module], "__file__", None)
+        else:
+            spec = importlib.util.find_spec(module)
+            file = spec.origin if spec else None
+        return Path(file).resolve().parent if file else None
+
+    def is_of_package(self, name: str) -> bool:
+        """Whether an entry is one of the suite's own, not of a plug-in."""
+        return self.find(name).name in self._package_entries
 
     def declared(self, name: str, attribute: str, default: Any = None) -> Any:
         """A literal attribute of an entry; the default if entry or attribute does not exist."""
@@ -375,15 +393,11 @@ def load_plugin(file_or_module: str) -> ModuleType:
     if file_or_module in _plugins:
         return _plugins[file_or_module]
     path = Path(file_or_module)
-    try:
-        if path.suffix == ".py":
-            module = _import_file(path)
-        else:
+    if path.suffix == ".py":
+        module = import_file(path)
+    else:
+        with _named(file_or_module):
             module = importlib.import_module(file_or_module)
-    except _PLUGIN_FAULTS as error:
-        raise ConfigError(
-            f"plug-in {file_or_module!r} does not load: {type(error).__name__}: {error}."
-        ) from error
     _plugins[file_or_module] = module
     _plugin_files[file_or_module] = _read_code(module)
     return module
@@ -480,6 +494,23 @@ def _located(dotted: str, package: str) -> list[tuple[str, Path]]:
             found.append((".".join([top, *parts[: number + 1]]), file))
         folders = [folder / part for folder in folders]
     return found
+
+
+@contextlib.contextmanager
+def _named(plugin: str) -> Iterator[None]:
+    """Faults of a plug-in within the block become a ConfigError that names it."""
+    try:
+        yield
+    except _PLUGIN_FAULTS as error:
+        raise ConfigError(
+            f"plug-in {plugin!r} does not load: {type(error).__name__}: {error}."
+        ) from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file of a plug-in. Raises ConfigError if there is none, or if it does not load."""
+    with _named(str(path)):
+        return _import_file(path)
 
 
 def _import_file(path: Path) -> ModuleType:

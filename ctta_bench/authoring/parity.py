@@ -2,10 +2,12 @@
 
 A folder of cases has `cases/NAME.json` and `.safetensors`, two small models and one stream; the
 format is described in tests/parity/README.md. The environment variable CTTA_BENCH_PARITY adds
-folders, separated as in PATH.
+folders, separated as in PATH. A plug-in has `cases/` and a translation, `official/METHOD.py`, next
+to the file of its method.
 """
 
 import csv
+import functools
 import importlib
 import json
 import math
@@ -18,17 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method
 from ctta_bench.model import SourceModel
 from ctta_bench.record.folder import atomic
-from ctta_bench.registry import METHODS
+from ctta_bench.registry import METHODS, import_file
 
 ENVIRONMENT = "CTTA_BENCH_PARITY"
+_REPOSITORY = Path(__file__).resolve().parents[2] / "tests" / "parity"
 # A sentence among the `patches` of a case.
 _STORED_WITH = re.compile(r"of the case (\w+) \(stored once\)")
 
@@ -40,19 +45,59 @@ class CaseFile:
     name: str
     folder: Path
 
+    @property
+    def file(self) -> Path:
+        """The file of the description."""
+        return self.folder / "cases" / f"{self.name}.json"
+
     def read(self) -> dict[str, Any]:
-        """The description of the case."""
-        text = (self.folder / "cases" / f"{self.name}.json").read_text(encoding="utf-8")
-        case: dict[str, Any] = json.loads(text)
+        """The description of the case. Raises DataError if it is not one."""
+        try:
+            case: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{self.file}: not a JSON file: {error}.") from None
+        needed = {"source", "function", "hyper_parameters"}
+        needed |= {"outputs"} if case.get("kind") == "function" else {"tolerance", "final"}
+        missing = sorted(needed - set(case))
+        if missing:
+            raise DataError(f"{self.file}: no case of reference outputs: it lacks {missing[0]!r}.")
         return case
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a model or of the stream, by default those of the repository's cases."""
+        own = self.folder / name
+        return _tensors(own if own.is_file() else repository_cases() / name)
+
+    def translation(self) -> Any:
+        """The translation of the case; for a case of a plug-in, its own come first."""
+        case = self.read()
+        own = plugin_translations().get(self.folder, [])
+        return next((t for t in own if t.matches(case)), None) or translate(case)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Our hyper-parameters of the case. Raises DataError for a setting without counterpart."""
+        translation = self.translation()
+        try:
+            found: dict[str, Any] = translation.settings(self.read())
+        except DataError as error:
+            raise DataError(f"{self.file}: {error}") from None
+        return found
 
     def recorded(self) -> dict[str, Tensor]:
         """The recorded tensors of the case, with the start values that another case stores."""
-        tensors = load_file(self.folder / "cases" / f"{self.name}.safetensors")
+        tensors = _tensors(self.file.with_suffix(".safetensors"))
         for other in _STORED_WITH.findall(" ".join(self.read().get("patches", []))):
-            whole = load_file(self.folder / "cases" / f"{other}.safetensors")
+            whole = _tensors(self.folder / "cases" / f"{other}.safetensors")
             tensors |= {k: v for k, v in whole.items() if k.startswith("aux/start/")}
         return tensors
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Raises DataError if it does not exist, or is damaged."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file}: cannot be read: {error}; record the case again.") from None
 
 
 def repository_cases() -> Path:
@@ -60,13 +105,12 @@ def repository_cases() -> Path:
 
     Raises ConfigError if it is installed without one.
     """
-    folder = Path(__file__).resolve().parents[2] / "tests" / "parity"
-    if not folder.is_dir():
+    if not _REPOSITORY.is_dir():
         raise ConfigError(
             "parity: this installation has no reference outputs; name a folder with --cases "
             "(tests/parity of the repository)."
         )
-    return folder
+    return _REPOSITORY
 
 
 def collect(folders: Iterable[Path], method: str | None = None) -> dict[str, CaseFile]:
@@ -78,18 +122,65 @@ def collect(folders: Iterable[Path], method: str | None = None) -> dict[str, Cas
             raise DataError(f"{folder}: no folder `cases` of reference outputs; check the path.")
         for file in sorted((folder / "cases").glob("*.json")):
             found[file.stem] = CaseFile(file.stem, folder)
-    if method is None:
-        return found
-    ours = {name: translate(file.read()) for name, file in found.items()}
-    return {n: f for n, f in found.items() if ours[n] and ours[n].method == method}
+    return {n: f for n, f in found.items() if method is None or _is_of(f, method)}
+
+
+def _is_of(file: CaseFile, method: str) -> bool:
+    translation = file.translation()
+    return translation is not None and translation.method == method
+
+
+def plugin_cases(method: str | None = None) -> list[CaseFile]:
+    """The cases next to loaded plug-ins that have a translation; of one method if given."""
+    files = [
+        CaseFile(file.stem, folder)
+        for folder in plugin_translations()
+        for file in sorted((folder / "cases").glob("*.json"))
+    ]
+    return [file for file in files if method is None or _is_of(file, method)]
+
+
+def cases_for(folder: Path | None, method: str | None = None) -> list[CaseFile]:
+    """The cases of `folder`, by default the repository's, and those of loaded plug-ins.
+
+    Raises ConfigError if there is no folder of cases at all.
+    """
+    of_plugins = plugin_cases(method)
+    if folder is None and of_plugins and not _REPOSITORY.is_dir():
+        return [*collect([], method).values(), *of_plugins]
+    return [*collect([folder or repository_cases()], method).values(), *of_plugins]
 
 
 def translations() -> list[Any]:
-    """All translations in `ctta_bench.methods.official`."""
+    """All translations in `ctta_bench.methods.official`, then those of loaded plug-ins."""
     package = importlib.import_module("ctta_bench.methods.official")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    return [t for module in modules for t in module.TRANSLATIONS]
+    ours = [t for module in modules for t in module.TRANSLATIONS]
+    return [*ours, *(t for of_plugin in plugin_translations().values() for t in of_plugin)]
+
+
+def plugin_translations() -> dict[Path, list[Any]]:
+    """Translations by folder of the plug-in: `official/METHOD.py` next to the file of a method."""
+    found: dict[Path, list[Any]] = {}
+    for name in METHODS.names():
+        folder = None if METHODS.is_of_package(name) else METHODS.folder(name)
+        file = folder / "official" / f"{name}.py" if folder else None
+        if folder and file and file.is_file():
+            found.setdefault(folder, []).extend(_translations_in(file))
+    return found
+
+
+@functools.cache
+def _translations_in(file: Path) -> tuple[Any, ...]:
+    """TRANSLATIONS of a file. Raises ConfigError if it has none."""
+    kind = importlib.import_module("ctta_bench.methods.official").Translation
+    found = getattr(import_file(file), "TRANSLATIONS", None)
+    if not isinstance(found, tuple | list) or not all(isinstance(t, kind) for t in found):
+        raise ConfigError(
+            f"{file}: TRANSLATIONS must be a tuple of `ctta_bench.methods.official.Translation`."
+        )
+    return tuple(found)
 
 
 def translate(case: dict[str, Any]) -> Any:
@@ -162,17 +253,20 @@ class ReplayedCase:
 
 def replay_case(file: CaseFile, dtype: torch.dtype) -> ReplayedCase:
     """Run our method, with the settings of a case, on its stream."""
-    case, recorded = file.read(), file.recorded()
-    translation = translate(case)
+    case, recorded, translation = file.read(), file.recorded(), file.translation()
     assert translation is not None, f"{file.name}: no method of the suite for this case"
-    network = {"tiny_vit": tiny_vit, "tiny_cnn": TinyCNN}[case["model"]]()
-    network.load_state_dict(load_file(file.folder / "model" / f"{case['model']}.safetensors"))
-    stream = load_file(file.folder / "stream" / "stream.safetensors")
+    networks: dict[str, Callable[[], nn.Module]] = {"tiny_vit": tiny_vit, "tiny_cnn": TinyCNN}
+    if case.get("model") not in networks:
+        known = " or ".join(networks)
+        raise DataError(f"{file.file}: the model {case.get('model')!r} must be {known}.")
+    network = networks[case["model"]]()
+    network.load_state_dict(file.part(f"model/{case['model']}.safetensors"))
+    stream = file.part("stream/stream.safetensors")
     source = CaseSource(stream["source_images"].to(dtype) / 255, stream["source_labels"].long())
     entry = METHODS.get(translation.method)
     method: Method = entry(
         SourceModel(network).to(dtype),
-        entry.Hyperparameters(**translation.settings(case)),
+        validate(entry.Hyperparameters, file.hyperparameters(), str(file.file)),
         precision="float64" if dtype == torch.float64 else "float32",
     )
     method.start(source if method.source_access != "none" else None)
@@ -212,11 +306,12 @@ class Verdict:
 def verdict(file: CaseFile) -> Verdict:
     """Replay a case in float64 and float32, and compare everything that was recorded."""
     case = file.read()
-    translation, commit = translate(case), case.get("commit", "-")
+    translation, commit = file.translation(), case.get("commit", "-")
     if translation is None or translation.method not in METHODS.names():
         return Verdict(file.name, "", case["source"], commit)
     about = (file.name, translation.method, case["source"])
     if case.get("kind") == "function":
+        file.hyperparameters()  # refuses settings that nothing reads
         wrong = [w for t in (torch.float64, torch.float32) for w in function_mismatches(file, t)]
         worst, limit = function_difference(file)
         return Verdict(*about, commit, worst, limit, not wrong, "; ".join(wrong))
@@ -256,7 +351,7 @@ def statistics_difference(replayed: ReplayedCase) -> float:
 def function_difference(file: CaseFile) -> tuple[float, float]:
     """Largest difference of a function's outputs in float64, and the tolerance of that output."""
     case, recorded = file.read(), file.recorded()
-    ours = translate(case).run_function(case, _inputs(recorded, torch.float64))
+    ours = file.translation().run_function(case, _inputs(recorded, torch.float64))
     found = []
     for name, facts in case["outputs"].items():
         theirs = recorded[f"out/{name}" if facts.get("exact") else f"out64/{name}"]
@@ -279,8 +374,7 @@ def function_mismatches(file: CaseFile, dtype: torch.dtype) -> list[str]:
 
     The translation's `run_function` computes ours in `dtype` (float32 or float64).
     """
-    case, recorded = file.read(), file.recorded()
-    translation = translate(case)
+    case, recorded, translation = file.read(), file.recorded(), file.translation()
     assert translation is not None, f"{file.name}: no method of the suite for this case"
     prefix, tolerance = (
         ("out64/", "tolerance64") if dtype == torch.float64 else ("out/", "tolerance")

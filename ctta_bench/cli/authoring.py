@@ -80,10 +80,10 @@ def parity(
     load_plugins(plugin)
     from dataclasses import asdict
 
-    from ctta_bench.authoring.parity import collect, repository_cases, verdict
+    from ctta_bench.authoring.parity import cases_for, verdict
 
     wanted = registry.METHODS.find(method).name if method else None
-    verdicts = [verdict(f) for f in collect([cases or repository_cases()], wanted).values()]
+    verdicts = [verdict(file) for file in cases_for(cases, wanted)]
     if out is not None:
         from ctta_bench.authoring.parity import write_verdicts
 
@@ -95,7 +95,7 @@ def parity(
 
         printer().print(parity_table(verdicts))
         counts = Counter(v.words for v in verdicts)
-        typer.echo(", ".join(f"{count} {words}" for words, count in counts.items()))
+        typer.echo(", ".join(f"{count} {words}" for words, count in counts.items()) or "no cases")
     if any(v.agrees is False for v in verdicts):
         raise typer.Exit(1)
 

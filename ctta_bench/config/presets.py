@@ -15,14 +15,19 @@ from ctta_bench.registry import METHODS
 def presets_of(method: str) -> dict[str, Any]:
     """The presets of a method: {preset: {benchmark or `any`: values}}; {} if it has none.
 
-    In `default`, values that `ctta-bench tune` found for the package's own benchmarks take
-    precedence over those in the method's file.
+    They are in `presets/METHOD.yaml`, next to the file of the method, also of a plug-in. In
+    `default`, values that `ctta-bench tune` found (`presets/tuned/`) take precedence over those in
+    the method's file. Raises ConfigError for an unknown method, or a file that is not of this form.
     """
-    file = resources.files("ctta_bench.methods") / "presets" / f"{method}.yaml"
-    written = {}
-    if file.is_file():
-        written = parse_yaml(file.read_text(encoding="utf-8"), f"presets/{method}.yaml")
-    found = _sections(_tuned_here(), method)
+    name, folder = METHODS.find(method).name, METHODS.folder(method)
+    if folder is None:
+        return {}
+    file = folder / "presets" / f"{name}.yaml"
+    where = f"presets/{name}.yaml" if METHODS.is_of_package(name) else str(file)
+    written = parse_yaml(file.read_text(encoding="utf-8"), where) if file.is_file() else {}
+    _check_sections(written, where)
+    tuned = _tuned_here() if METHODS.is_of_package(name) else _tuned(folder / "presets" / "tuned")
+    found = _sections(tuned, name)
     default = merge(written.get("default") or {}, found.get("tuned", {}))
     return written | found | ({"default": default} if default else {})
 
@@ -30,12 +35,25 @@ def presets_of(method: str) -> dict[str, Any]:
 @functools.cache
 def _tuned_here() -> dict[str, Any]:
     """The results of `ctta-bench tune` for the package's own benchmarks, as it wrote them."""
-    folder = resources.files("ctta_bench.methods") / "presets" / "tuned"
+    return _tuned(Path(str(resources.files("ctta_bench.methods"))) / "presets" / "tuned")
+
+
+def _tuned(folder: Path) -> dict[str, Any]:
+    """All files of `ctta-bench tune` in a folder, merged."""
     found: dict[str, Any] = {}
-    for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
-        if file.name.endswith(".yaml"):
-            found = merge(found, parse_yaml(file.read_text(encoding="utf-8"), file.name))
+    for file in sorted(folder.glob("*.yaml")):
+        found = merge(found, read_tuned(file))
     return found
+
+
+def _check_sections(written: dict[str, Any], where: str) -> None:
+    """Raise ConfigError unless each preset has benchmarks, and each of these has values."""
+    for preset, section in written.items():
+        if not isinstance(section, dict | None):
+            raise ConfigError(f"{where}: {preset}: write {{BENCHMARK or any: {{KEY: VALUE}}}}.")
+        for benchmark, values in (section or {}).items():
+            if not isinstance(values, dict | None):
+                raise ConfigError(f"{where}: {preset}.{benchmark}: write {{KEY: VALUE}}.")
 
 
 def _sections(tuned: dict[str, Any], method: str) -> dict[str, Any]:
