@@ -12,10 +12,10 @@ from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.compared import uncertainty
+from ctta_bench.analysis.table.compared import drawn_half
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
 from ctta_bench.registry import FIGURES
-from ctta_bench.scoring.metric import Metric, printed
+from ctta_bench.scoring.metric import printed
 
 
 @FIGURES.register_module("means", place=10, text="Mean of each method; dashed line: source")
@@ -32,7 +32,7 @@ def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
         figure = canvas.figure((6.4, 0.9 + 0.32 * len(found)), 0.6 + 0.24 * len(found))
         axes = figure.subplots()
         metric = metric_of(runs)
-        halves = np.array([_half(row, metric) for row in found])
+        halves = np.array([drawn_half(row, metric) for row in found])
         _draw_bars(axes, found, halves, canvas)
         canvas.below(figure, f"mean {metric.text}{notes.interval(found).replace('±', 'whiskers')}")
         canvas.title(figure, notes.title(runs))
@@ -44,12 +44,6 @@ def bar_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
             columns=["method", "mean", "half_interval", "std", "seeds"],
         )
         return save_figure(figure, drawn, stem)
-
-
-def _half(row: Row, metric: Metric) -> float:
-    """Half the interval of a complete row; 0 where a single image gives none."""
-    found = uncertainty(row, metric)
-    return found.half_width if found is not None and np.isfinite(found.half_width) else 0.0
 
 
 def _draw_bars(

@@ -16,7 +16,12 @@ FEWEST = 3  # rounds of a curve
 
 
 @FIGURES.register_module(
-    "rounds", place=20, text="Mean of each round; bands: ± standard deviation over seeds"
+    "rounds",
+    place=20,
+    text=(
+        "Mean of each round; bands: ± sample standard deviation over seeds, no interval and no "
+        "test (no band: one seed)"
+    ),
 )
 def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each round, one line per method, with a band of ± one deviation over its seeds.

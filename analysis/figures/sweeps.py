@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, DASHES, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.notes import title
+from ctta_bench.analysis.table.compared import drawn_half
+from ctta_bench.analysis.table.notes import half_interval, title
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows, source_row
 from ctta_bench.analysis.table.swept import FEWEST, numbers_of, other_differences, swept_key
 from ctta_bench.registry import FIGURES, METHODS
+from ctta_bench.scoring.metric import Metric
 
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 BATCH_SIZE = "batch_size"
@@ -30,7 +32,8 @@ class Sweep:
     """Means over a swept value.
 
     key: the swept hyper-parameter. points: columns line (registry name of the method, and other
-    differences), value, mean, std (%), seeds; sorted by line and value. labels: what is printed for
+    differences), value, mean, half_interval, std (%), seeds; sorted by line and value; the half
+    interval is that of the mean over images and seeds. labels: what is printed for
     each line. source: mean of the source model in %, NaN if it does not exist or has its own line.
     """
 
@@ -57,7 +60,7 @@ def sweeps(runs: Runs) -> list[Sweep]:
         for row, others in zip(swept, other_differences(swept, key), strict=True):
             line, value = " ".join([method, *others]), numbers_of(row)[key]
             labels[line] = METHODS.display_name(method) + f" ({', '.join(others)})" * bool(others)
-            points.setdefault(key, []).append(_point(row, line, value))
+            points.setdefault(key, []).append(_point(row, line, value, metric_of(runs)))
     return [
         Sweep(
             key,
@@ -84,13 +87,13 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
             if (group.cells[_FAMILY].map(str).agg("|".join, axis=1) == name).all()
         ]
         of_groups = [
-            (row, int(group.cells[BATCH_SIZE].iloc[0]))
+            (row, int(group.cells[BATCH_SIZE].iloc[0]), metric_of(group))
             for group in member_groups
             for row in rows(group)
             if not np.isnan(row.mean)
         ]
-        points = [_point(row, row.name, size) for row, size in of_groups]
-        labels = {row.name: row.label for row, _ in of_groups}
+        points = [_point(row, row.name, size, metric) for row, size, metric in of_groups]
+        labels = {row.name: row.label for row, _, _ in of_groups}
         if len({point["value"] for point in points}) >= FEWEST:
             first = member_groups[0]
             found.append(
@@ -125,13 +128,16 @@ def batch_size_figures(
 
 def _drawn(sweep: Sweep, stem: Path, canvas: Canvas) -> tuple[str, list[Path]]:
     return (
-        f"Mean over {sweep.key.replace('_', ' ')}; bars: ± standard deviation over seeds",
+        f"Mean over {sweep.key.replace('_', ' ')}; bars: ± "
+        f"{half_interval(int(sweep.points['seeds'].max()))}. Values are run on the same images, so "
+        "two may differ although their bars overlap; the tables of pairs and of significance test "
+        "it",
         sweep_figure(sweep, stem.with_name(f"{stem.name}-{sweep.key}"), canvas),
     )
 
 
 def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """One line per method, with bars of ± one deviation over seeds; the dashed line is source.
+    """One line per method, with bars of ± half its 95 % interval; the dashed line is source.
 
     Writes stem.png, stem.pdf and stem.csv and returns their paths.
     """
@@ -151,11 +157,12 @@ def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path
         return save_figure(figure, sweep.points, stem)
 
 
-def _point(row: Row, line: str, value: float) -> dict[str, Any]:
+def _point(row: Row, line: str, value: float, metric: Metric) -> dict[str, Any]:
     return {
         "line": line,
         "value": value,
         "mean": row.mean,
+        "half_interval": drawn_half(row, metric),
         "std": row.std,
         "seeds": len(row.values),
     }
@@ -171,7 +178,7 @@ def _draw(axes: Axes, line: str, label: str, points: pd.DataFrame, number: int) 
     axes.errorbar(
         points["value"],
         points["mean"],
-        yerr=points["std"].fillna(0.0),
+        yerr=points["half_interval"],
         label=label,
         color=SOURCE_COLOUR if is_source else COLOURS[number % len(COLOURS)],
         ls=DASHES[number % len(DASHES)],

@@ -11,6 +11,7 @@ from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.style import COLOURS, MARKERS, SOURCE_COLOUR
 from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.compared import drawn_half
 from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, metric_of, rows
 from ctta_bench.registry import FIGURES
@@ -38,7 +39,14 @@ def settings_rows(runs: Runs) -> list[tuple[str, Row]]:
     return [*([(SOURCE, found[SOURCE])] if SOURCE in found else []), *settings]
 
 
-@FIGURES.register_module("settings", place=40, text="PAID's settings by domain and on average")
+@FIGURES.register_module(
+    "settings",
+    place=40,
+    text=(
+        "PAID's settings by domain and on average; whiskers: half the 95 % interval of the mean, "
+        "over the images and seeds that were run"
+    ),
+)
 def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Radar chart of the metric by domain and bars of the mean, for each of PAID's settings.
 
@@ -58,7 +66,8 @@ def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
         if has_radar:
             radar = figure.add_subplot(*grid, 1, projection="polar")
             _draw_radar(radar, found, [*domains.values()], metric_of(runs))
-        _draw_means(bars, found, canvas)
+        halves = [drawn_half(row, metric_of(runs)) for _, row in found]
+        _draw_means(bars, found, halves, canvas)
         bars.set_xlabel(canvas.narrow(f"mean {metric_of(runs).text}"))
         if has_radar:
             below = canvas.pick({"loc": "outside lower center", "ncols": 3}, {})
@@ -66,8 +75,11 @@ def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
         canvas.title(figure, title(runs))
         figure.draw_without_rendering()  # only a second drawing places the labels around a circle
         drawn = pd.DataFrame(
-            [[name, *row.over(axis=1), row.mean, row.std] for name, row in found],
-            columns=["setting", *domains, "mean", "std"],
+            [
+                [name, *row.over(axis=1), row.mean, half, row.std]
+                for (name, row), half in zip(found, halves, strict=True)
+            ],
+            columns=["setting", *domains, "mean", "half_interval", "std"],
         )
         return save_figure(figure, drawn, stem)
 
@@ -111,11 +123,13 @@ def _draw_radar(
     axes.grid(color="#DDDDDD")
 
 
-def _draw_means(axes: Axes, found: Sequence[tuple[str, Row]], canvas: Canvas) -> None:
-    reach = max(row.mean + (0.0 if np.isnan(row.std) else row.std) for _, row in found)
+def _draw_means(
+    axes: Axes, found: Sequence[tuple[str, Row]], halves: Sequence[float], canvas: Canvas
+) -> None:
+    reach = max(row.mean + half for (_, row), half in zip(found, halves, strict=True))
     for number, (name, row) in enumerate(found):
         colour, keeps = _style(name, row, number - 1)
-        spread = 0.0 if np.isnan(row.std) else row.std
+        spread = halves[number]
         axes.barh(
             number,
             row.mean,

@@ -1,5 +1,7 @@
 """The error model on rows: how sure a row's mean is, and whether two rows differ."""
 
+import numpy as np
+
 from ctta_bench.analysis.read.error_model import Estimate
 from ctta_bench.analysis.read.statistics import mean_estimate, paired_difference
 from ctta_bench.analysis.table.rows import Row
@@ -14,6 +16,12 @@ def uncertainty(row: Row, metric: Metric) -> Estimate | None:
         return None
     paths = row.finished["path"].tolist()
     return mean_estimate(paths, metric=metric.name, same_images=_same_images(row))
+
+
+def drawn_half(row: Row, metric: Metric) -> float:
+    """Half the interval of a complete row's mean; 0 where a single image gives none."""
+    found = uncertainty(row, metric)
+    return found.half_width if found is not None and np.isfinite(found.half_width) else 0.0
 
 
 def difference(a: Row, b: Row, metric: Metric) -> Estimate | str:

@@ -92,8 +92,9 @@ def averaged(runs: Runs, *over: str) -> str:
 
 def spread(found: Sequence[Row]) -> str:
     """The meaning of ±, or "" where no row has several finished seeds."""
-    several = any(len(row.values) > 1 for row in found)
-    return "; ±: standard deviation over seeds" if several else ""
+    seeds = max((len(row.values) for row in found), default=0)
+    of = f"sample standard deviation over {seeds} seeds, no interval and no test"
+    return f"; ±: {of}" if seeds > 1 else ""
 
 
 def interval(found: Sequence[Row]) -> str:
@@ -101,7 +102,12 @@ def interval(found: Sequence[Row]) -> str:
     seeds = {len(row.values) for row in found if not np.isnan(row.mean)}
     if not seeds:
         return ""
-    return f"; ±: half the 95 % interval, {holds_for(max(seeds))}"
+    return f"; ±: {half_interval(max(seeds))}"
+
+
+def half_interval(seeds: int) -> str:
+    """What half an interval of an error is, and what it holds for, in words."""
+    return f"half the 95 % interval, {holds_for(seeds)}"
 
 
 def holds_for(seeds: int) -> str:

@@ -6,7 +6,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from ctta_bench.analysis.figure.canvas import SCREEN
-from ctta_bench.analysis.figures.sweeps import batch_size_sweeps, sweep_figure, sweeps
+from ctta_bench.analysis.figures.sweeps import (
+    batch_size_sweeps,
+    sweep_figure,
+    sweeps,
+    swept_figures,
+)
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.main import main_table
 
@@ -110,3 +115,13 @@ def test_the_figure_writes_what_it_draws(runs_dir, cell, tmp_path):
     paths = sweep_figure(sweep, tmp_path / "rank")
     assert [path.suffix for path in paths] == [".png", ".pdf", ".csv"]
     assert pd.read_csv(paths[2])["value"].tolist() == [0, 1, 100]
+
+
+def test_bars_of_a_sweep_are_the_interval_and_its_text_says_so(cell, runs_dir, tmp_path):
+    for lr, rate in ((0.1, 0.4), (0.2, 0.3), (0.3, 0.2)):
+        cell("tent", {"fog": rate}, hyperparameters={"lr": lr})
+    (group,) = load(runs_dir).groups()
+    ((text, (_, _, drawn)),) = swept_figures(group, tmp_path / "trial")
+    assert "bars: ± half the 95 % interval, for other images, not for other seeds" in text
+    halves = pd.read_csv(drawn)["half_interval"].tolist()
+    assert halves == pytest.approx([9.77, 9.14, 7.98], abs=0.01)  # 1.984 sqrt(p (1 - p) / 99)
