@@ -28,7 +28,7 @@ from ctta_bench.registry import MEASURES, METRICS, load_plugin, loaded_plugins
 # fmt: off
 RESULT_COLUMNS = [
     "experiment", "cell", "method", "preset", "benchmark", "setting", "model", "preprocessing",
-    "precision", "seed", "round", "domain", "metric", "value", "micro_mean",
+    "precision", "seed", "round", "domain", "metric", "value",
 ]
 COST_COLUMNS = [
     "trainable_parameters", "extra_state_bytes", "forward_per_image", "backward_per_image",
@@ -202,7 +202,7 @@ def _results(found: Mapping[str, FoundCell]) -> pd.DataFrame:
     of_cell = {name: [row[name] for row, _ in done] for name in shared}
     frame = _repeated(of_cell, _OF_VALUE, [r.metrics for _, r in done])
     frame["value"] = np.concatenate([r.values for _, r in done] or [np.zeros(0)])
-    return frame[RESULT_COLUMNS].astype({"micro_mean": float})
+    return frame[RESULT_COLUMNS]
 
 
 def _domains(found: Mapping[str, FoundCell]) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +92,9 @@ def report(
                 "caption": t.caption,
                 "rows": t.frame.reset_index().to_dict("records"),
             }
-            for t, headline in zip_longest(files.tables, files.headlines, fillvalue="")
+            for t, headline in zip(
+                files.tables, _padded(files.headlines, files.tables), strict=True
+            )
         ]
         print_json({"page": files.page, "results": files.results, "tables": tables})
         return
@@ -121,7 +122,7 @@ def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
     """Print each table, with its headline over it and its caption and footnotes below."""
     from ctta_bench.cli.console import comparison_table
 
-    for table, headline in zip_longest(tables, headlines, fillvalue=""):
+    for table, headline in zip(tables, _padded(headlines, tables), strict=True):
         if headline:
             printer().print(headline, highlight=False, markup=False)
         width = printer().width
@@ -129,6 +130,11 @@ def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
         printer().print(table.caption, style="dim", highlight=False)
         for note in table.footnotes:
             printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+
+
+def _padded(headlines: Sequence[str], tables: Sequence[Any]) -> list[str]:
+    """A headline for each table; "" for those after the last one."""
+    return [*headlines, *[""] * (len(tables) - len(headlines))]
 
 
 def _as_record(table: Any) -> dict[str, Any]:
