@@ -14,6 +14,7 @@ CttaBenchError
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class CttaBenchError(Exception):
@@ -34,6 +35,14 @@ class MethodError(CttaBenchError):
 
 class RunError(CttaBenchError):
     """A run folder cannot be used: locked, of another configuration, damaged, not writable."""
+
+
+def expanded(path: str | Path) -> Path:
+    """A path that a user gives, with `~` or `~NAME` as the home folder. Raises ConfigError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path}: there is no such home folder; write the whole path.") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

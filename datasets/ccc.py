@@ -25,7 +25,7 @@ from ctta_bench.datasets.imagenet_c import VIT_B_16
 from ctta_bench.datasets.io.decoding import Geometry, decode
 from ctta_bench.datasets.io.files import atomic
 from ctta_bench.datasets.io.imagenet import train_images
-from ctta_bench.datasets.io.listing import left_out, subfolders
+from ctta_bench.datasets.io.listing import left_out, looks_like_an_image, subfolders
 from ctta_bench.datasets.io.roots import data_root, provenance
 from ctta_bench.errors import DataError
 from ctta_bench.registry import BENCHMARKS
@@ -117,6 +117,11 @@ def _scan(tar: Path) -> np.ndarray:
                 key, _, kind = member.name.rpartition("/")[2].partition(".")
                 if kind == IMAGE:
                     images[key] = (member.offset_data, member.size)
+                elif kind != LABEL and looks_like_an_image(Path(f"{key}.{kind}")):
+                    raise DataError(
+                        f"{tar}: holds {member.name}, but only images *.{IMAGE} are read; this is "
+                        "not a tar of CCC: download it again."
+                    )
                 elif kind == LABEL:
                     content = archive.extractfile(member)
                     labels[key] = int(content.read(16)) if content is not None else -1
@@ -180,7 +185,8 @@ class CCC(Benchmark):
                 "--cache-decoded."
             ]
         missing = [n for n in self.chosen_domains() if not self._tars(n)]
-        return [
+        gaps = [gap for n in self.chosen_domains() if (gap := self._gap(n))]
+        return gaps + [
             f"no tars in {self.home / n}: download serial_00000.tar and so on from {URL}/{n}/, or "
             f"choose other streams with --set domains=[NAME]."
             for n in missing
@@ -192,6 +198,8 @@ class CCC(Benchmark):
         tars = self._tars(name)
         if not tars:
             raise DataError(f"no tars in {self.home / name}.")
+        if (gap := self._gap(name)) is not None:
+            raise DataError(gap)
         for tar in tars:
             indices.append(tar_index(tar, user_cache_path("ctta-bench") / "ccc"))
             found += len(indices[-1].label)
@@ -207,6 +215,18 @@ class CCC(Benchmark):
     def source_location(self) -> str:
         """ROOT/imagenet2012/train."""
         return f"{data_root(self.root) / 'imagenet2012' / 'train'}, one folder per synset"
+
+    def _gap(self, name: str) -> str | None:
+        """A sentence on a tar that is missing between others, or begins after the first."""
+        there = {tar.name for tar in self._tars(name)}
+        expected = [f"serial_{number:05d}.tar" for number in range(len(there))]
+        absent = next((tar for tar in expected if tar not in there), None)
+        if absent is None:
+            return None
+        return (
+            f"{self.home / name}: {absent} is missing, and later tars are there: the stream would "
+            f"skip its images; download it from {URL}/{name}/."
+        )
 
     def _tars(self, name: str) -> list[Path]:
         return sorted((self.home / name).glob("serial_*.tar"))

@@ -19,7 +19,7 @@ from torch import Tensor
 from ctta_bench.datasets.io.python_batches import read_batches
 from ctta_bench.datasets.io.roots import data_root, how_to_get, provenance
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
-from ctta_bench.errors import DataError
+from ctta_bench.errors import DataError, expanded
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import (
     CLEAN,
@@ -168,7 +168,7 @@ class CifarC(Benchmark):
 
     def training_sets(self, folder: Path | None) -> tuple[ImageSet, ImageSet]:
         """All clean training and test images, from `folder` or the data root."""
-        place = folder or data_root(self.root) / self.clean_folder
+        place = expanded(folder or data_root(self.root) / self.clean_folder)
         if not place.is_dir():
             raise DataError(
                 f"no folder {place}; expected are {', '.join(self.splits['train'])} in it (CIFAR's "

@@ -17,7 +17,7 @@ from torch import Tensor
 from ctta_bench.datasets.io.idx import read_split
 from ctta_bench.datasets.making.cache import CorruptedCache
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
-from ctta_bench.errors import DataError
+from ctta_bench.errors import DataError, expanded
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.stream import (
     CLEAN,
@@ -113,7 +113,11 @@ class FashionC(Benchmark):
         By default they are searched in DATA_ROOT/fashion-mnist and in the folder of Debian's
         package dataset-fashion-mnist.
         """
-        places = [folder] if folder else [self.cache_folder() / "fashion-mnist", DEBIAN_PACKAGE]
+        places = (
+            [expanded(folder)]
+            if folder
+            else [self.cache_folder() / "fashion-mnist", DEBIAN_PACKAGE]
+        )
         found = next((place for place in places if place.is_dir()), None)
         if found is None:
             raise DataError(

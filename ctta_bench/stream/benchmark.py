@@ -18,7 +18,7 @@ import torch
 from platformdirs import user_cache_path
 from torch import Tensor
 
-from ctta_bench.errors import ConfigError, DataError, did_you_mean
+from ctta_bench.errors import ConfigError, DataError, did_you_mean, expanded
 from ctta_bench.names import OldNames
 from ctta_bench.stream.image_sets import ArrayImages as ArrayImages  # for benchmarks
 from ctta_bench.stream.image_sets import ArrayMaps as ArrayMaps
@@ -103,7 +103,7 @@ class Benchmark(OldNames, ABC):
 
     def __init__(self, settings: StreamSettings | None = None, root: Path | None = None) -> None:
         self.settings: Any = settings or self.Settings()
-        self.root = root
+        self.root = None if root is None else expanded(root)
         self.decoded_cache: Path | None = None  # folder to store decoded images in
 
     @classmethod
@@ -173,7 +173,7 @@ class Benchmark(OldNames, ABC):
     def cache_folder(self) -> Path:
         """Folder for files made from the data: the data root, or else the user's cache folder."""
         root = self.root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench")
-        return Path(root)
+        return expanded(root)
 
     def source_location(self) -> str:
         """Where source images are expected, for messages about missing ones; "" if nowhere."""

@@ -7,10 +7,12 @@ joined, and whether the method is reset. docs/protocols.md defines each of them.
 import difflib
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ctta_bench.errors import expanded
 from ctta_bench.names import renamed_value
 
 ImageOrder = Literal["file", "shuffled", "alike"]
@@ -253,6 +255,12 @@ class StreamSettings(BaseModel):
         defaults = SETTINGS[name].parameters if isinstance(name, str) and name in SETTINGS else {}
         given = {key: value for key, value in values.items() if value is not None}
         return {**values, **{k: v for k, v in defaults.items() if v is not None}, **given}
+
+    @field_validator("*")
+    @classmethod
+    def _home_folder(cls, value: Any) -> Any:
+        """A file that a benchmark's settings name may begin with `~`."""
+        return expanded(value) if isinstance(value, Path) else value
 
     @model_validator(mode="after")
     def _fits_the_setting(self) -> "StreamSettings":

@@ -9,7 +9,7 @@ from ctta_bench.datasets.fetching.origins import Archive
 from ctta_bench.datasets.fetching.unpack import unpack
 from ctta_bench.datasets.io.files import locked, write_json, writing
 from ctta_bench.datasets.making.manifest import footnote, read_manifest
-from ctta_bench.errors import DataError
+from ctta_bench.errors import DataError, expanded
 
 DOWNLOADS = "downloads"  # folder under the data root, for archives and records of unpacking
 Step = Callable[[str, int, int], None]  # (what, bytes done, bytes in total)
@@ -81,7 +81,7 @@ def _file(
         return None if report is None else lambda done, total: report(what, done, total)
 
     if mirror is not None and not mirror.startswith(("http://", "https://")):
-        file = Path(mirror) / archive.file
+        file = expanded(mirror) / archive.file
         if not file.is_file():
             raise DataError(f"--mirror {mirror}: holds no {archive.file}.")
         check(file, remote, progress_of(f"checking {archive.file}"), delete=False)

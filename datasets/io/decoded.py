@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ctta_bench.datasets.io.file_images import FileImages
 from ctta_bench.datasets.io.files import atomic, write_json, writing
-from ctta_bench.errors import DataError
+from ctta_bench.errors import DataError, expanded
 from ctta_bench.stream.loading import load_ahead
 
 DECODING = 2  # raised when the same file is decoded to other values
@@ -38,7 +38,7 @@ class DecodedImages:
     """The images of a set of files, read from the cache that `fill` makes."""
 
     def __init__(self, images: FileImages, cache: Path) -> None:
-        self.images, self.labels, self.cache = images, images.labels, cache
+        self.images, self.labels, self.cache = images, images.labels, expanded(cache)
         self.names = images.names
 
     def fingerprint(self, count: int) -> dict[str, str]:

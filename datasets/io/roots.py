@@ -5,12 +5,14 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from ctta_bench.errors import expanded
+
 PROVENANCE = "provenance.txt"
 
 
 def data_root(root: Path | None) -> Path:
     """The folder of data sets: the one given, else CTTA_BENCH_DATA, else the user's cache."""
-    return Path(root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench"))
+    return expanded(root or os.environ.get("CTTA_BENCH_DATA") or user_cache_path("ctta-bench"))
 
 
 def provenance(folder: Path) -> str | None:

@@ -23,7 +23,7 @@ from scipy import ndimage
 
 from ctta_bench.datasets.io.decoding import as_rgb, opened
 from ctta_bench.datasets.making.strengths import CORRUPTIONS, HOLD_OUT
-from ctta_bench.errors import DataError
+from ctta_bench.errors import DataError, expanded
 
 U8 = NDArray[np.uint8]
 Floats = NDArray[np.floating[Any]]  # x: an image scaled to [0, 1]
@@ -169,7 +169,7 @@ def _frost_path(number: int, *, is_small: bool) -> Path:
     if package := importlib.util.find_spec("imagecorruptions"):  # found, not imported
         places.extend(package.submodule_search_locations or ())
     for place in filter(None, places):
-        if (path := Path(place) / "frost" / FROST[number]).is_file():
+        if (path := expanded(place) / "frost" / FROST[number]).is_file():
             return path
     raise DataError(
         f"no {FROST[number]} for the parameters imagenet: put the five of hendrycks/robustness "

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctta_bench.datasets.io.decoding import Geometry
@@ -13,7 +13,7 @@ from ctta_bench.datasets.making.clean import CleanImages, clean_images, store
 from ctta_bench.datasets.making.corrupted_sets import SEVERITIES, make_set
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS
 from ctta_bench.datasets.making.shards import Layout, Recipe
-from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.errors import ConfigError, DataError, expanded
 from ctta_bench.registry import canonical
 
 
@@ -77,6 +77,9 @@ def make_benchmark(
     severities = tuple(options.severities) or ((5,) if target.layout == "domains" else SEVERITIES)
     if target.layout == "domains" and len(severities) > 1:
         raise ConfigError("--severity: image_folder holds one severity; give one.")
+    root = expanded(root)
+    if options.source is not None:
+        options = replace(options, source=expanded(options.source))
     folder = root / target.folder
     recipe = Recipe(
         target.layout,

@@ -58,6 +58,22 @@ def test_a_stream_is_its_tars_in_order_and_images_belong_to_their_labels(root: P
     assert loaded[:, :, 2, 5].tolist() == [list(colour(n)) for n in (201, 100, 200)]
 
 
+def test_a_missing_tar_between_others_is_a_problem(root: Path) -> None:
+    (root / "CCC" / NAMES[0] / "serial_00000.tar").unlink()
+    words = r"serial_00000.tar is missing, and later tars are there"
+    assert [problem for problem in benchmark(root).problems() if "serial_00000" in problem]
+    with pytest.raises(DataError, match=words):
+        benchmark(root).domain(NAMES[0])
+
+
+def test_a_tar_with_images_that_are_not_read_is_refused(root: Path) -> None:
+    tar = root / "CCC" / NAMES[0] / "serial_00000.tar"
+    with tarfile.open(tar, "a") as archive:
+        archive.addfile(tarfile.TarInfo("0000009.input.png"))
+    with pytest.raises(DataError, match=r"holds 0000009\.input\.png, but only images"):
+        benchmark(root).domain(NAMES[0])
+
+
 def test_each_stream_starts_again(root: Path) -> None:
     read = benchmark(root)
     batches = list(Stream(batch_domains(read), read.settings, 0).batches())
