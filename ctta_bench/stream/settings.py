@@ -77,11 +77,12 @@ _SHIFT: Mapping[str, Any] = {"imbalance_ratio": 500_000.0, "draws": 2.0}
 # A setting is one entry; a plug-in adds its own: SETTINGS["name"] = Setting(...).
 SETTINGS: dict[str, Setting] = {
     "continual": Setting(
-        "domains one after another, without any reset", "CoTTA (Wang et al., 2022); CSC of DPCore",
+        "domains one after another; the method is never reset",
+        "CoTTA (Wang et al., 2022); CSC (continual structured change) of DPCore",
         display_name="Continual", citation="wang2022cotta",
     ),
     "reset": Setting(
-        "as continual, but the method is reset at each domain, so it learns the boundaries",
+        "as continual, but the method is reset at each domain, which reveals the boundaries to it",
         "TENT (Wang et al., 2021); reset_each_shift of TTA-bench",
         resets=True,
         display_name="Reset per domain", citation="wang2021tent",
@@ -91,21 +92,22 @@ SETTINGS: dict[str, Setting] = {
         display_name="Mixed domains", citation="marsden2024roid",
     ),
     "gradual": Setting(
-        "each domain passes severities 1, 2, ... up to `severity` and back down to 1",
+        "in each domain, the severity rises from 1 to `severity` and falls back to 1",
         f"gradual of {_TTA_BENCH}",
         severity_schedule="rising",
         parameters=_SEVERITIES,
         display_name="Gradual", citation="doebler2023rmt",
     ),
     "gradual_cotta": Setting(
-        "as gradual, but the first domain starts at its highest severity and only falls",
+        "as gradual, but the first domain starts at the highest severity, which only falls",
         "CoTTA's code for CIFAR10-C (qinenergy/cotta)",
         severity_schedule="falling_first",
         parameters=_SEVERITIES,
         display_name="Gradual (CoTTA)", citation="wang2022cotta",
     ),
     "correlated": Setting(
-        "each domain is sorted by class (delta 0) or ordered in Dirichlet(delta) chunks",
+        "each domain is sorted by class (delta 0), or split into chunks, with each class "
+        "distributed over them by Dirichlet(delta)",
         f"correlated of {_TTA_BENCH}; NOTE (Gong et al., 2022)",
         labels="chunks",
         parameters=_SORTED,
@@ -120,7 +122,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="Correlated, reset per domain", citation="marsden2024roid",
     ),
     "gradual_correlated": Setting(
-        "as gradual, with the order of correlated within each severity",
+        "as gradual, and the images of each severity are ordered as in correlated",
         f"gradual_correlated of {_TTA_BENCH}",
         labels="chunks",
         severity_schedule="rising",
@@ -128,7 +130,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="Gradual and correlated", citation="marsden2024roid",
     ),
     "mixed_correlated": Setting(
-        "all domains together, in Dirichlet(delta) chunks across them (delta 0: sorted by class)",
+        "all domains are joined to one, which is ordered as in correlated",
         f"mixed_domains_correlated of {_TTA_BENCH}",
         "shuffle",
         labels="chunks",
@@ -136,7 +138,8 @@ SETTINGS: dict[str, Setting] = {
         display_name="Mixed and correlated", citation="marsden2024roid",
     ),
     "ptta": Setting(
-        "classes are spread over slots by Dirichlet(delta); a batch may span two domains",
+        "in each domain, each class is distributed over slots by Dirichlet(delta); a batch may span "
+        "two domains",
         "RoTTA (Yuan et al., 2023)",
         "continuous",
         labels="slots",
@@ -144,7 +147,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="PTTA", citation="yuan2023rotta",
     ),
     "label_shift": Setting(
-        "one class after another dominates, `imbalance_ratio` times as likely as each other class",
+        "each class dominates in turn: it is `imbalance_ratio` times as likely as each other class",
         _SAR,
         labels="shift",
         parameters=_SHIFT,
@@ -156,15 +159,15 @@ SETTINGS: dict[str, Setting] = {
         display_name="Label shift, reset per domain", citation="niu2023sar",
     ),
     "cdc": Setting(
-        "domains recur: their batches are spread over `slots` slots by Dirichlet(delta)",
+        "domains recur: the batches of each are distributed over `slots` slots by Dirichlet(delta)",
         "CDC of DPCore (Zhang et al., 2025)",
         "interleave",
         parameters={"delta": 1.0, "slots": 3},
         display_name="CDC", citation="zhang2025dpcore",
     ),
     "smooth": Setting(
-        "each domain fades into the next over the share `overlap` of its length",
-        "own, after the smooth changes of CCC (Press et al., 2023)",
+        "each domain fades into the next; the transition has `overlap` times the length of a domain",
+        "this suite, inspired by the smooth changes of CCC (Press et al., 2023)",
         "cross_fade",
         parameters={"overlap": 0.5},
         display_name="Smooth transitions", citation="press2023rdumb",
