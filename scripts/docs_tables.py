@@ -50,8 +50,12 @@ def described(model: type[BaseModel], name: str) -> str:
     declared = cell_options("file").get(name)
     choices = choices_of(declared.type if declared else field.annotation)
     *others, last = map(code, choices or ("",))
-    values = f": {', '.join(others)} or {last}" if choices else ""
-    several = " (several: each for the whole product)" if declared and declared.option.lists else ""
+    values = f" ({', '.join(others)} or {last})" if choices else ""
+    several = (
+        "; with a list, the whole product runs once for each value"
+        if declared and declared.option.lists
+        else ""
+    )
     return f"{field.description}{values}{several}"
 
 

@@ -98,7 +98,7 @@ def _verdict(compared: Sequence[_Compared], source: str, metric: Metric, amounts
     if better[1:]:
         parts.append(f"so {_verb(better[1:])} {_named(better[1:])}")
     if alike:
-        parts.append(f"{enumerated(alike)} {_verb(alike)} not told apart from it")
+        parts.append(f"{enumerated(alike)} {_verb(alike)} not distinguishable from it")
     if worse:
         parts.append(f"{_named(worse[::-1])} {_verb(worse)} worse")
     return f"{'; '.join(parts)} ({amounts}; after Holm's correction)."

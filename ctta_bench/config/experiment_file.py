@@ -23,24 +23,26 @@ class MethodEntry(BaseModel):
     name: str = Field(description="the method")
     preset: str = Field(
         "default",
-        description="its values: `default`, `paper`, `code`, ... (`ctta-bench list methods "
-        "--verbose`), or a YAML file of `ctta-bench tune`",
+        description="where its hyper-parameters come from: `default`, `paper`, `code`, ... "
+        "(`ctta-bench list methods --verbose` lists them), or a YAML file written by `ctta-bench "
+        "tune`",
     )
-    models: tuple[str, ...] = Field((), description="models of this method; default: the file's")
+    models: tuple[str, ...] = Field((), description="models for this method, instead of the file's")
     benchmarks: tuple[str, ...] = Field(
-        (), description="benchmarks of this method; default: the file's"
+        (), description="benchmarks for this method, instead of the file's"
     )
     semantic_shift: bool = Field(
         False,
-        description="run on the second label set that each benchmark declares, with the model of "
-        "the benchmark",
+        description="run on a task with other classes, which each benchmark declares, with the model "
+        "of the benchmark",
     )
     set: dict[str, Any] = Field(
         {}, description="values for this method; they take precedence over the file's"
     )
     sweep: Sweep = Field(
         {},
-        description="lists of values for this method; a key here replaces the file's list",
+        description="keys with lists of values for this method; they replace the file's lists "
+        "for the same keys",
     )
 
 
@@ -78,32 +80,36 @@ class Experiment(BaseModel):
 
     name: str = Field(
         "",
-        description="name of the experiment, and of its folder below `runs/`; default: the file's "
-        "name",
+        description="name of the experiment and of its folder in `runs/`; if not given, the name "
+        "of the file",
     )
     title: str = Field("", description="one line for lists and reports")
     remakes: str = Field(
         "", description="table or figure of a paper that the experiment reproduces; shown in lists"
     )
     methods: tuple[MethodEntry, ...] = Field(
-        (), description="names, or mappings with the keys below; may be left out if `cells` is set"
+        (), description="names, or mappings with the keys below; optional if `cells` is set"
     )
-    benchmarks: tuple[str, ...] = Field((), description="names; may be left out if `cells` is set")
+    benchmarks: tuple[str, ...] = Field((), description="names; optional if `cells` is set")
     models: tuple[str | None, ...] = Field(
-        (None,), description="names; `null` is the benchmark's default model"
+        (None,), description="names; `null`: the default model of the benchmark"
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="numbers")
-    set: dict[str, Any] = Field({}, description="values for all cells")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="integers; one cell for each")
+    set: dict[str, Any] = Field(
+        {},
+        description="hyper-parameters, stream settings and options that all cells have in common",
+    )
     sweep: Sweep = Field(
-        {}, description="lists of values: every method runs once for each combination"
+        {}, description="keys with lists of values; every method runs once for each combination"
     )
     exclude: tuple[dict[str, Any], ...] = Field(
         (),
-        description="cells of the product to leave out: those with all values of an entry; a list "
-        "matches any of its values",
+        description="cells to leave out: a cell is left out if it has all values of one entry; a "
+        "list of values matches any of them",
     )
     cells: tuple[SingleCell, ...] = Field(
-        (), description="further single cells, each with the options of `ctta-bench run`"
+        (),
+        description="cells in addition to the product, each with the options of `ctta-bench run`",
     )
 
     @field_validator("methods", mode="before")

@@ -110,7 +110,7 @@ class CellOptions:
     preprocessing: Annotated[
         Literal["true", "lineage"],
         CellOption(
-            "normalisation of images: true: the checkpoint's own; lineage: none, raw [0, 1], as in "
+            "normalisation of images; true: the checkpoint's own; lineage: none, raw [0, 1], as in "
             "earlier papers",
             panel=MODEL,
             places=("run", "file", "set"),
@@ -195,7 +195,8 @@ class CellOptions:
     repeat: Annotated[
         int,
         CellOption(
-            "number of a repeated run of the same cell, e.g. to see how far runs on a GPU differ",
+            "number that distinguishes repeated runs of the same cell, e.g. to measure how much "
+            "runs on a GPU differ",
             places=("run", "grid", "file", "set"),
             limits={"ge": 0},
             record="changed",
@@ -204,14 +205,18 @@ class CellOptions:
     keep_models: Annotated[
         Literal["none", "last", "domains"],
         CellOption(
-            "adapted networks to store in the run folder: at the end of the stream (last) or of "
-            "each domain (domains)",
+            "which adapted networks to store in the run folder: none, that at the end of the "
+            "stream, or that at the end of each domain",
             panel=OUTPUT,
         ),
     ] = "none"
     probe: Annotated[
         Literal["none", "rounds", "domains"],
-        CellOption("when to score source images again, to measure forgetting", panel=OUTPUT),
+        CellOption(
+            "when to predict source images again, to measure forgetting: never, after each round, "
+            "or after each domain",
+            panel=OUTPUT,
+        ),
     ] = "none"
     set: Annotated[
         dict[str, Any],

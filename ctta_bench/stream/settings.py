@@ -138,8 +138,8 @@ SETTINGS: dict[str, Setting] = {
         display_name="Mixed and correlated", citation="marsden2024roid",
     ),
     "ptta": Setting(
-        "in each domain, each class is distributed over slots by Dirichlet(delta); a batch may span "
-        "two domains",
+        "in each domain, each class is distributed over slots by Dirichlet(delta); a batch may "
+        "span two domains",
         "RoTTA (Yuan et al., 2023)",
         "continuous",
         labels="slots",
@@ -166,7 +166,7 @@ SETTINGS: dict[str, Setting] = {
         display_name="CDC", citation="zhang2025dpcore",
     ),
     "smooth": Setting(
-        "each domain fades into the next; the transition has `overlap` times the length of a domain",
+        "each domain fades into the next, over `overlap` times the length of a domain",
         "this suite, inspired by the smooth changes of CCC (Press et al., 2023)",
         "cross_fade",
         parameters={"overlap": 0.5},

@@ -37,7 +37,7 @@ def test_better_alike_and_worse_are_told_apart(cell, runs_dir):
     text = sentence(runs_dir)
     assert text.startswith("TENT is better than Source by 20.0 points [")
     assert "; so is CoTTA (10.0 [" in text
-    assert "; EATA and SAR are not told apart from it; RDumb (20.0 [" in text
+    assert "; EATA and SAR are not distinguishable from it; RDumb (20.0 [" in text
     assert text.endswith(") is worse (2 seeds, 400 images per domain; after Holm's correction).")
 
 
