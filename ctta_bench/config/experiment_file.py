@@ -33,8 +33,8 @@ class MethodEntry(BaseModel):
     )
     semantic_shift: bool = Field(
         False,
-        description="run on a task with other classes, which each benchmark declares, with the model "
-        "of the benchmark",
+        description="run on a task with other classes, which each benchmark declares, with the "
+        "model of the benchmark",
     )
     set: dict[str, Any] = Field(
         {}, description="values for this method; they take precedence over the file's"
