@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ import pandas as pd
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas
 from ctta_bench.analysis.paper.printed import PAPER, with_paper
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.report.contents import OF_ALL, MadeFigure, made_figures, made_tables
+from ctta_bench.analysis.report.contents import (
+    OF_ALL,
+    MadeFigure,
+    MadeTables,
+    made_figures,
+    made_tables,
+)
 from ctta_bench.analysis.report.headline import headline
 from ctta_bench.analysis.report.kept_models import DrawAttention, visualisations
 from ctta_bench.analysis.report.page import (
@@ -38,8 +44,8 @@ from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 class ReportFiles:
     """The files of a report.
 
-    tables: the main tables. headlines: the sentence over each, if they are of cells. left_out: the
-    unusable folders.
+    tables: the main tables. headlines: the sentence over each, "" over one of measured costs.
+    left_out: the unusable folders.
     """
 
     page: Path
@@ -48,7 +54,7 @@ class ReportFiles:
     figure_files: list[Path]
     tables: list[Table]
     left_out: list[tuple[Path, str]]
-    headlines: list[str] = field(default_factory=list)
+    headlines: list[str]
 
 
 def write_report(
@@ -105,7 +111,9 @@ def write_report(
             sections.append(Section(part.title, part.text, part.tables, shown, cells=[]))
         if measured:
             sections.append(_measured(measured, draft, keys))
-            main_tables = main_tables or sections[-1].tables
+            if not main_tables:
+                main_tables = sections[-1].tables
+                headlines = [""] * len(main_tables)
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
@@ -152,12 +160,7 @@ def _section(
     canvas: Canvas,
     keys: Mapping[str, str],
 ) -> Section:
-    made = made_tables(group, against=against)
-    (main,) = made["main"].shown
-    if against == PAPER:
-        main = with_paper(main, group)
-    main = replace(main, footnotes=(*main.footnotes, *methods_left_out(runs, group)))
-    made["main"].shown[:] = [main]
+    made = tables_of_group(group, runs, against)
     shown = [table for tables in made.values() for table in tables.shown]
     folded = [table for tables in made.values() for table in tables.folded]
     for table in (*shown, *folded):
@@ -177,6 +180,17 @@ def _section(
             None,
         ),
     )
+
+
+def tables_of_group(group: Runs, runs: Runs, against: str | None) -> dict[str, MadeTables]:
+    """The tables of a group by the name of their entry, the main one with all its footnotes."""
+    made = made_tables(group, against=against)
+    (main,) = made["main"].shown
+    if against == PAPER:
+        main = with_paper(main, group)
+    main = replace(main, footnotes=(*main.footnotes, *methods_left_out(runs, group)))
+    made["main"].shown[:] = [main]
+    return made
 
 
 def _with_unique_titles(sections: Sequence[Section]) -> list[Section]:

@@ -32,10 +32,10 @@ def order_tables(runs: Runs) -> list[Table]:
     """
     if runs.cells.empty:
         return []
-    family = _families(runs.cells)
+    groups = [(_families(group.cells).iloc[0], group) for group in runs.groups()]
     tables = []
-    for name in dict.fromkeys(family):
-        members = [group for group in runs.groups() if (_families(group.cells) == name).all()]
+    for name in dict.fromkeys(family for family, _ in groups):
+        members = [group for family, group in groups if family == name]
         names, labels = row_names(
             pd.concat([group.cells for group in members]).reset_index(drop=True)
         )

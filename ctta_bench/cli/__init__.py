@@ -59,6 +59,7 @@ _add(
     app,
     "Results",
     report=reporting.report,
+    audit=reporting.audit,
     geometry=reporting.geometry,
     attention=reporting.attention,
     export=models.export,

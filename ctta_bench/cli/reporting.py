@@ -92,9 +92,7 @@ def report(
                 "caption": t.caption,
                 "rows": t.frame.reset_index().to_dict("records"),
             }
-            for t, headline in zip(
-                files.tables, _padded(files.headlines, files.tables), strict=True
-            )
+            for t, headline in zip(files.tables, files.headlines, strict=True)
         ]
         print_json({"page": files.page, "results": files.results, "tables": tables})
         return
@@ -102,6 +100,42 @@ def report(
     for folder, reason in files.left_out:
         print_error(f"{folder}: {reason}", "left out")
     typer.echo(f"page: {files.page.resolve()}")
+
+
+@command
+def audit(
+    directory: Annotated[Path, typer.Argument(help="Folder of runs.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Folder of the report.", show_default="DIRECTORY/report")
+    ] = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Compute every number of runs and of their report again, and list what does not hold.
+
+    Names, hashes, orders and footnotes are checked as well. The exit code is 1 if anything does
+    not hold.
+
+    Example: `ctta-bench audit runs/quickstart`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.analysis.report.audit import audit as audit_runs
+
+    found = audit_runs(directory, report, workers=os.cpu_count() or 1)
+    if as_json:
+        print_json(vars(found))
+    else:
+        for finding in found.findings:
+            typer.echo(finding)
+        for file in found.not_checked:
+            print_error(f"{file}: its numbers are of weights, not of predictions", "not checked")
+        if found.report is None:
+            print_error(f"{directory}: there is no report, so only cells were checked", "note")
+        result = f"{len(found.findings)} do not hold" if found.findings else "all hold"
+        typer.echo(f"{found.cells} run folders, {found.numbers} numbers computed again: {result}")
+    if found.findings:
+        raise typer.Exit(1)
 
 
 def _print_quoted(out: Path | None, as_json: bool, citations: bool) -> None:
@@ -122,7 +156,7 @@ def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
     """Print each table, with its headline over it and its caption and footnotes below."""
     from ctta_bench.cli.console import comparison_table
 
-    for table, headline in zip(tables, _padded(headlines, tables), strict=True):
+    for table, headline in zip(tables, headlines or [""] * len(tables), strict=True):
         if headline:
             printer().print(headline, highlight=False, markup=False)
         width = printer().width
@@ -130,11 +164,6 @@ def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
         printer().print(table.caption, style="dim", highlight=False)
         for note in table.footnotes:
             printer().print(f"- {note}", style="dim", highlight=False, markup=False)
-
-
-def _padded(headlines: Sequence[str], tables: Sequence[Any]) -> list[str]:
-    """A headline for each table; "" for those after the last one."""
-    return [*headlines, *[""] * (len(tables) - len(headlines))]
 
 
 def _as_record(table: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ctta_bench.registry import METRICS
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
 from ctta_bench.scoring.measures import Measure, Outputs, all_measures
 from ctta_bench.scoring.measures import expected_calibration_error as expected_calibration_error
-from ctta_bench.scoring.metric import Metric
+from ctta_bench.scoring.metric import Metric, severity_means
 
 
 @dataclass
@@ -72,21 +72,6 @@ def summarise(
     return ErrorScorer().summarise(vars(scores), domains, severity)
 
 
-def _by_severity(
-    arrays: Arrays, chosen: np.ndarray, severity: np.ndarray, wrong: np.ndarray
-) -> list[dict[str, Any]]:
-    """Mean error in % over domains at each severity, over all visits at that severity."""
-    means = []
-    for level in np.unique(severity[chosen]).tolist():
-        here = chosen & (severity == level)
-        by_domain = [
-            100 * float(wrong[here & (arrays["domain"] == d)].mean())
-            for d in np.unique(arrays["domain"][here])
-        ]
-        means.append({"severity": level, "n": int(here.sum()), "mean": float(np.mean(by_domain))})
-    return means
-
-
 class ErrorScorer(Scorer):
     """Classification: the error in %, lower is better."""
 
@@ -115,7 +100,7 @@ class ErrorScorer(Scorer):
             wrong = self.metric.image_values(arrays)
             for entry in rounds:
                 chosen = arrays["round"] == entry["round"]
-                entry["severities"] = _by_severity(arrays, chosen, severity, wrong)
+                entry["severities"] = severity_means(arrays, chosen, severity, wrong)
         return rounds
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:

@@ -167,6 +167,21 @@ class Metric:
         return f"{printed(value, self.decimals if decimals is None else decimals)} {self.unit}"
 
 
+def severity_means(
+    arrays: Mapping[str, Array], chosen: Array, severity: Array, wrong: Array
+) -> list[dict[str, Any]]:
+    """Mean error in % over domains at each severity, over all visits of the chosen images [n]."""
+    means = []
+    for level in np.unique(severity[chosen]).tolist():
+        here = chosen & (severity == level)
+        by_domain = [
+            100 * float(wrong[here & (arrays["domain"] == d)].mean())
+            for d in np.unique(arrays["domain"][here])
+        ]
+        means.append({"severity": level, "n": int(here.sum()), "mean": float(np.mean(by_domain))})
+    return means
+
+
 def printed(value: float, decimals: int = 1) -> str:
     """A number with so many decimals, halves away from zero; never `-0.0`.
 
