@@ -46,7 +46,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("cmae")
 class ContinualMAE(Method):
-    """Consistency with the clean prediction and HOG reconstruction, uncertain patches masked."""
+    """Uncertain patches are masked: consistent predictions, and HOG features reconstructed."""
 
     display_name = "C-MAE"
     year = 2024

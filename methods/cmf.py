@@ -25,13 +25,13 @@ LOWEST, HIGHEST = 0.89, 0.9999  # of β: at least LOWEST, and 1 from HIGHEST on
 
 @METHODS.register_module("cmf")
 class CMF(SampleWeightingMethod):
-    """Weighted self-training, with a Kalman filter of the weights."""
+    """Weighted self-training; the weights are smoothed by a Kalman filter."""
 
     display_name = "CMF"
     year = 2024
     venue = "ICLR"
     citation = "lee2024cmf"
-    adapts_layers = "norm layers, pulled to a filter of them"
+    adapts_layers = "norm layers, pulled to their Kalman-filtered values"
     paper = "https://openreview.net/forum?id=BllUWdpIOA"
     checked_against = "second implementation"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice

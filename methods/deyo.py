@@ -83,7 +83,7 @@ def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 @METHODS.register_module("deyo")
 class DeYO(Method):
-    """Weighted entropy minimisation on reliable images that are predicted by their shape."""
+    """Weighted entropy minimisation on reliable images whose prediction depends on shape."""
 
     display_name = "DeYO"
     year = 2024

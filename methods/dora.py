@@ -46,7 +46,7 @@ def row_norm(weight: Tensor) -> Tensor:
 
 @METHODS.register_module("dora")
 class DoRA(AlignmentMethod):
-    """Alignment of features by scaling neurons and changing their direction in a low rank."""
+    """Alignment of features by scaling neurons and a low-rank change of their directions."""
 
     display_name = "DoRA"
     year = 2024

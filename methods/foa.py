@@ -53,7 +53,7 @@ class FOAShift(ShiftMethod):
 
 @METHODS.register_module("foa_bp")
 class FOABP(ShiftMethod):
-    """FOA's loss, with means, minimised by gradients of all norm layers; and the shift."""
+    """FOA's loss, on means, minimised over all norm layers by gradients; and a feature shift."""
 
     display_name = "FOA-BP"
     year = 2024
@@ -94,7 +94,7 @@ class FOABP(ShiftMethod):
 
 @METHODS.register_module("foa")
 class FOA(ShiftMethod):
-    """The best of many drawn prompts on each batch, by an evolution strategy; and the shift."""
+    """Prompts sampled by an evolution strategy, the best for each batch; and a feature shift."""
 
     display_name = "FOA"
     year = 2024

@@ -28,7 +28,7 @@ class LAME(Method):
     year = 2022
     venue = "CVPR"
     citation = "boudiaf2022lame"
-    adapts_layers = "the predictions only"
+    adapts_layers = "only the predictions"
     paper = "https://arxiv.org/abs/2201.05718"
     checked_against = "second implementation"
     passes_per_image = (1, 0)

@@ -48,7 +48,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("svdp")
 class SVDP(Method):
-    """Segmentation: prompts on uncertain pixels, and a teacher's hard labels over scales."""
+    """Segmentation: prompts on uncertain pixels, and a teacher's hard labels, multi-scale."""
 
     display_name = "SVDP"
     year = 2024

@@ -24,7 +24,7 @@ from ctta_bench.registry import METHODS
 
 @METHODS.register_module("t3a")
 class T3A(Method):
-    """A last layer of class means over the most confident features so far."""
+    """A last layer of class means, over the most confident features of each class so far."""
 
     display_name = "T3A"
     year = 2021

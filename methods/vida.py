@@ -116,7 +116,7 @@ class ViDA(Method):
     year = 2024
     venue = "ICLR"
     citation = "liu2024vida"
-    adapts_layers = "low- and high-rank adapters and all weights, with a teacher"
+    adapts_layers = "low- and high-rank adapters, and all weights, with a teacher"
     paper = "https://arxiv.org/abs/2306.04344"
     checked_against = "official code"
     warmup_access = "labelled"

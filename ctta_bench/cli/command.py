@@ -31,10 +31,10 @@ from ctta_bench.errors import ConfigError, CttaBenchError
 Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
 EXIT_CODES = {
-    0: "all is done",
-    1: "a cell failed or is not done, a check failed, or cells contradict each other (or a fault "
-    "of the program, with a traceback)",
-    2: "a mistake that you can correct: one sentence says what and where",
+    0: "everything is done",
+    1: "a cell failed or is not done, a check failed, or cells contradict each other (or a bug "
+    "in the program, with a traceback)",
+    2: "an error in the call, the configuration or the data: one sentence says what and where",
     INTERRUPTED: "interrupted by Ctrl-C or a signal: the same command resumes",
 }
 FORMATS = ("text", "json")
@@ -104,7 +104,7 @@ Device = Annotated[
         autocompletion=one_of("cpu", "cuda"),
     ),
 ]
-Force = Annotated[bool, option("--force", panel=HOW, help="Run again what is done.")]
+Force = Annotated[bool, option("--force", panel=HOW, help="Run finished cells again.")]
 Log = Annotated[
     list[str] | None,
     option(

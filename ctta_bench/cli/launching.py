@@ -85,10 +85,11 @@ class GridOptions:
         ),
     ] = None
     cells_per_gpu: Annotated[
-        int, option(panel=HOW, help="Local: how many cells share an accelerator.")
+        int,
+        option(panel=HOW, help="Local: how many cells run on one accelerator at the same time."),
     ] = 1
     profile: Annotated[
-        str | None, option(panel=HOW, help="Slurm: name or YAML file of a profile.")
+        str | None, option(panel=HOW, help="Slurm: name of a profile, or its YAML file.")
     ] = None
     device: Device = None
     plugin: Plugin = None
@@ -107,7 +108,7 @@ class GridOptions:
         option(
             panel=HOW,
             metavar="INTERVAL",
-            help="Write a checkpoint every so many batches (e.g. 100) or seconds (e.g. 20s).",
+            help="Interval between checkpoints, in batches (e.g. 100) or seconds (e.g. 20s).",
         ),
     ] = "20s"
     snapshot: Annotated[

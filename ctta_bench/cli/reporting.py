@@ -40,13 +40,15 @@ def report(
         str | None,
         typer.Option(
             metavar="paper",
-            help="Show the paper's printed numbers next to these.",
+            help="Show the numbers of the PAID paper next to those of the runs.",
             autocompletion=one_of("paper"),
         ),
     ] = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Print only the paper's tables, with recomputed means."),
+        typer.Option(
+            "--paper", help="Print only the tables of the PAID paper, with their means recomputed."
+        ),
     ] = False,
     columns: Annotated[
         int | None,

@@ -86,7 +86,7 @@ class CellOptions:
     preset: Annotated[
         str,
         CellOption(
-            "hyper-parameters: default, paper, code, ... or a YAML file of `ctta-bench tune`",
+            "hyper-parameters: default, paper, code, ... or a YAML file from `ctta-bench tune`",
             places=("run", "grid"),
         ),
     ] = "default"
