@@ -75,7 +75,7 @@ def test_a_new_option_is_a_key_of_experiment_files_and_of_the_docs(
         "print(key_table()); print(cell_table())\n" + COMMAND.format(["grid", "bad.yaml"])
     )
     assert "['dark']" in result
-    assert "| `shade` | of the curtains: `dark` or `light` | `light` |" in result
+    assert "| `shade` | of the curtains (`dark` or `light`) | `light` |" in result
     assert "| `shade` | of the curtains | `dark`, `light` | `light` | run, grid, file |" in result
     assert "bad.yaml.shade: 'grey': input should be 'dark' or 'light'." in result
 
