@@ -14,7 +14,7 @@ import numpy as np
 
 from ctta_bench.datasets.io.decoding import Geometry, decode
 from ctta_bench.datasets.io.files import atomic
-from ctta_bench.datasets.io.listing import class_tree
+from ctta_bench.datasets.io.listing import ClassTree, class_tree, strays
 from ctta_bench.datasets.making.corruptions import U8
 from ctta_bench.errors import DataError
 
@@ -58,7 +58,18 @@ class CleanFolder:
         """CLASS/IMAGE, sorted."""
         if self.classes is not None:
             return sorted(f"{synset}/{name}" for name, synset in self.classes.items())
-        return class_tree(self.folder).images
+        return self._tree.images
+
+    @functools.cached_property
+    def _tree(self) -> ClassTree:
+        return class_tree(self.folder)
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Files that look like images and are not read."""
+        if self.classes is not None:
+            return [name for name in strays(self.folder) if name not in self.classes]
+        return self._tree.passed_over
 
     @functools.cached_property
     def names(self) -> list[str]:

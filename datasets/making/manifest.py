@@ -69,7 +69,9 @@ def footnote(manifest: dict[str, Any]) -> str:
     jpeg = manifest.get("jpeg_quality")
     stored = f", JPEG quality {jpeg}" if jpeg else ""
     of = " of rehearsal images" if manifest.get("rehearsal") else ""
-    return (
+    text = (
         f"self-made corruptions{of} (version {manifest['corruptions_version']}, "
         f"seed {manifest['seed']}{stored})"
     )
+    not_read = manifest.get("not_read")  # of the clean images
+    return f"{text}; of its clean images, {not_read}" if not_read else text

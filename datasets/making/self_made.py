@@ -8,8 +8,9 @@ from pathlib import Path
 from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.files import writing
 from ctta_bench.datasets.io.imagenet import FOLDER as IMAGENET
+from ctta_bench.datasets.io.listing import passed_over_note
 from ctta_bench.datasets.io.python_batches import read_batch
-from ctta_bench.datasets.making.clean import CleanImages, clean_images, store
+from ctta_bench.datasets.making.clean import CleanFolder, CleanImages, clean_images, store
 from ctta_bench.datasets.making.corrupted_sets import SEVERITIES, make_set
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS
 from ctta_bench.datasets.making.shards import Layout, Recipe
@@ -97,13 +98,19 @@ def make_benchmark(
             corruptions=options.corruptions,
             severities=severities,
             workers=workers,
-            facts={"source": str(options.source or root / target.clean)},
+            facts={"source": str(options.source or root / target.clean)} | _not_read(clean),
             data_root=root,
             report=report,
         )
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder, made
+
+
+def _not_read(clean: CleanImages) -> dict[str, str]:
+    """For the manifest: files of the clean images that look like images and are not read."""
+    note = passed_over_note(clean.passed_over) if isinstance(clean, CleanFolder) else None
+    return {} if note is None else {"not_read": note}
 
 
 def _clean(

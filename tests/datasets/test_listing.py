@@ -19,6 +19,8 @@ from ctta_bench.datasets.io.flat_val import flat_classes, flat_files
 from ctta_bench.datasets.io.imagenet import synsets
 from ctta_bench.datasets.io.listing import listing, passed_over_note
 from ctta_bench.datasets.making.clean import CleanFolder
+from ctta_bench.datasets.making.corruptions import VERSION
+from ctta_bench.datasets.making.self_made import MakeOptions, make_benchmark
 from ctta_bench.errors import DataError
 from tests.datasets.layouts import picture, synset_tree, val
 
@@ -185,6 +187,17 @@ def test_labels_of_clean_images_count_classes_with_images_only(tmp_path: Path) -
         image(tmp_path / name / "0.png")
     (tmp_path / "a").mkdir()
     assert CleanFolder(tmp_path, Geometry(16)).labels.tolist() == [0, 1]
+
+
+def test_clean_images_that_are_not_read_are_in_the_footnote(tmp_path: Path) -> None:
+    image(tmp_path / "clean" / "cat" / "a.png")
+    (tmp_path / "clean" / "cat" / "b.heic").write_bytes(b"x")
+    options = MakeOptions(tmp_path / "clean", ["contrast"], size=16)
+    make_benchmark("image_folder", tmp_path / "made", options)
+    assert folder(tmp_path / "made").provenance == (
+        f"self-made corruptions (version {VERSION}, seed 0); of its clean images, "
+        "1 file looks like an image and is not read (cat/b.heic)"
+    )
 
 
 # -- streets
