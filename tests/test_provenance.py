@@ -202,11 +202,11 @@ def test_arrays_are_told_apart_by_a_few_images_and_all_labels() -> None:
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path:
     """A plug-in with a method that imports `its_helper` next to it."""
-    monkeypatch.syspath_prepend(tmp_path)
     name = f"mine_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:6]}"
     file = tmp_path / f"{name}.py"
     file.write_text(METHOD.format(name=name, helper=f"{name}_helper"))
     (tmp_path / f"{name}_helper.py").write_text("RATE = 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)  # after the files: Python caches the listing
     request.addfinalizer(lambda: forget(file))
     return file
 
@@ -294,7 +294,6 @@ def test_a_failed_cell_without_a_checkpoint_runs_with_the_mended_plugin(plugin: 
 def test_a_package_is_followed_through_its_relative_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "their_methods"
     (package / "parts").mkdir(parents=True)
     (package / "__init__.py").write_text("from . import one\n")
@@ -303,6 +302,7 @@ def test_a_package_is_followed_through_its_relative_imports(
     (package / "parts" / "loss.py").write_text("import their_methods.unused\nloss = 1\n")
     (package / "unused.py").write_text("")
     (package / "not_imported.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
 
     load_plugin("their_methods")
     found = {name for name in plugin_files() if name.startswith("their_methods")}
@@ -357,7 +357,10 @@ def test_the_workers_of_a_snapshot_use_copies(
     grid.write_text(
         f"methods: [{plugin.stem}, {{name: tent, preset: {preset}}}]\nbenchmarks: [toy]\n"
     )
-    files = (plugin, helper, preset, grid)
+    own_preset = place / "presets" / f"{plugin.stem}.yaml"
+    own_preset.parent.mkdir()
+    own_preset.write_text("default: {any: {}}\n")
+    files = (plugin, helper, preset, grid, own_preset)
     before = {file.name: file.read_bytes() for file in files}
     started: list[Any] = []
 

@@ -208,7 +208,8 @@ def _line(step: Step, presets: Mapping[str, str]) -> str:
     assert asked is not None
     fields = {"id": step.id, "warms_up": step.warms_up, "needs": step.needs}
     request = asked.model_dump(mode="json")
-    request["preset"] = presets.get(asked.preset, asked.preset)
+    if (copy := presets.get(request.get("preset", ""))) is not None:
+        request["preset"] = copy
     return json.dumps(fields | {"request": request}) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Copies of the user's files in a launch, so that later edits change nothing in its jobs.
 
-DIR/.launch/ID/snapshot/plugins/       the files that `--plugin` names
+DIR/.launch/ID/snapshot/plugins/N/     the files that `--plugin` names, and presets next to them
 DIR/.launch/ID/snapshot/modules/       what they import, and plug-ins that are modules; on sys.path
 DIR/.launch/ID/snapshot/presets/N/     preset files of the cells
 DIR/.launch/ID/snapshot/experiment/    the experiment file
@@ -46,7 +46,9 @@ def take_snapshot(
     }
     try:
         (folder / MODULES).mkdir(parents=True)
-        named = [_copy_plugin(folder, plugin) for plugin in plugins]
+        named = [
+            _copy_plugin(folder / "plugins" / str(n), plugin) for n, plugin in enumerate(plugins)
+        ]
         _copy_modules(folder / MODULES, {Path(p).resolve() for p in plugins if p.endswith(".py")})
         for original, copy in presets.items():
             _copy(Path(original), Path(copy))
@@ -59,13 +61,15 @@ def take_snapshot(
 
 
 def _copy_plugin(folder: Path, plugin: str) -> str:
-    """Copy a plug-in that is a file; returns the copy, or the name of a module."""
+    """Copy a plug-in that is a file, and its presets; returns the copy, or a module's name."""
     if not plugin.endswith(".py"):
         return plugin
-    path = Path(plugin).resolve()
-    for name, file in plugin_files().items():
-        if file.path == path:
-            return str(_copy_code(file, folder / "plugins" / name))
+    given = Path(plugin).absolute()
+    for file in given.parent.glob("presets/**/*.yaml"):
+        _copy(file, folder / file.relative_to(given.parent))
+    for code in plugin_files().values():
+        if code.path == given.resolve():
+            return str(_copy_code(code, folder / given.name))
     raise ConfigError(f"plug-in {plugin!r}: is not loaded.")
 
 
