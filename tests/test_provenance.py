@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 
 from ctta_bench import registry
 from ctta_bench.launch import job
+from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS, MODELS, load_plugin, plugin_files
 from ctta_bench.run.environment import commit_of
+from ctta_bench.run.provenance import earlier_parts
 from ctta_bench.stream.fingerprint import READ_FILES, file_fingerprint, fingerprint
 from ctta_bench.stream.image_sets import ArrayImages, first_images
 from tests.conftest import TOY
@@ -281,6 +283,16 @@ def test_a_checkpoint_of_a_changed_plugin_is_refused(plugin: Path) -> None:
     assert (cell / "state.pt").exists()
 
 
+def test_what_a_checkpoint_was_made_with_is_kept_where_it_differs(tmp_path: Path) -> None:
+    cell, now = RunFolder(tmp_path), {"commit": "bbb", "device": "cpu", "threads": 2}
+    stored = {"commit": "aaa", "device": "cpu", "earlier": [{"commit": "000"}]}
+    cell.file("env.json").write_text(json.dumps(stored))
+
+    assert earlier_parts(cell, now) == {}
+    cell.file("state.pt").touch()
+    assert earlier_parts(cell, now) == {"earlier": [{"commit": "000"}, {"commit": "aaa"}]}
+
+
 def test_a_failed_cell_without_a_checkpoint_runs_with_the_mended_plugin(plugin: Path) -> None:
     working = plugin.read_text()
     plugin.write_text(working.replace("RATE", "MISSING"))
@@ -347,6 +359,7 @@ def test_an_edited_checkout_is_marked_with_a_hash_of_the_difference(tmp_path: Pa
 # -- a snapshot
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_snapshot_use_copies(
     plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
