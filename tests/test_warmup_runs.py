@@ -384,7 +384,7 @@ def test_plain_warmed_and_cold_starts_are_three_cells_with_rows_of_their_own(
     notes = footnotes(group, rows(group))
     warmed = "ViDA (warm-up only), ViDA (with warm-up)"
     assert f"Trained on source images before the stream (warm-up): {warmed}." in notes
-    assert f"Before the stream, labelled source images were read by {warmed}." in notes
+    assert f"Read labelled source images before the stream: {warmed}." in notes
     read = [json.loads((tmp_path / c.id / "result.json").read_text()) for c in chosen]
     assert [r["source_access"] for r in read] == ["none", "none", "labelled", "labelled"]
     assert len({r["model_sha256"] for r in read}) == 1  # the source model is one and the same
