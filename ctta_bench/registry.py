@@ -361,6 +361,7 @@ class PluginFile(NamedTuple):
 
 _plugins: dict[str, ModuleType] = {}
 _plugin_files: dict[str, dict[str, PluginFile]] = {}  # of each plug-in, by path below sys.path
+_registering: set[str] = set()  # the plug-ins that register something
 _FILE_PLUGIN = "ctta_bench_plugin_"  # start of the module's name of a plug-in that is a file
 _INSTALLED = {"site-packages", "dist-packages"}
 # Errors of faulty plug-ins at import; pydantic's errors are ValueErrors.
@@ -399,7 +400,9 @@ def load_plugin(file_or_module: str) -> ModuleType:
         with _named(file_or_module):
             module = importlib.import_module(file_or_module)
     _plugins[file_or_module] = module
-    _plugin_files[file_or_module] = _read_code(module)
+    _plugin_files[file_or_module] = files = _read_code(module)
+    if _modules_in(module, files) & {e.module for r in REGISTRIES for e in r.entries().values()}:
+        _registering.add(file_or_module)
     return module
 
 
@@ -411,7 +414,8 @@ def plugin_files(modules: Collection[str] | None = None) -> dict[str, PluginFile
     found: dict[str, PluginFile] = {}
     for plugin, module in loaded_plugins().items():
         files = _plugin_files.get(plugin, {})
-        if modules is not None and not _is_used(module, files, modules):
+        own = _modules_in(module, files)
+        if modules is not None and plugin in _registering and not own & set(modules):
             continue
         for name, file in files.items():
             same = name not in found or found[name].path == file.path
@@ -419,14 +423,10 @@ def plugin_files(modules: Collection[str] | None = None) -> dict[str, PluginFile
     return found
 
 
-def _is_used(module: ModuleType, files: Iterable[str], modules: Collection[str]) -> bool:
-    """Whether a plug-in has one of these modules, or registers nothing."""
-    dotted = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files
-    }
-    own = {module.__name__, *dotted}
-    entries = {e.module for registry in REGISTRIES for e in registry.entries().values()}
-    return bool(own & set(modules)) or not own & entries
+def _modules_in(module: ModuleType, files: Iterable[str]) -> set[str]:
+    """The dotted names of a plug-in's module and of the files that it imports."""
+    stems = (name.removesuffix(".py").removesuffix("/__init__") for name in files)
+    return {module.__name__, *(stem.replace("/", ".") for stem in stems)}
 
 
 def _read_code(module: ModuleType) -> dict[str, PluginFile]:

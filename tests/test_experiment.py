@@ -196,7 +196,7 @@ def test_a_file_that_asks_for_nothing_or_wrongly_is_refused(tmp_path, text, word
 def test_the_example_of_the_page_on_experiment_files_expands(tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert f"These are {len(expand(write(tmp_path, example)))} cells" in page
+    assert f"has {len(expand(write(tmp_path, example)))} cells" in page
 
 
 def test_an_experiment_in_a_folder_is_found_by_its_last_name_if_no_other_has_it() -> None:

@@ -81,5 +81,6 @@ def test_a_worker_reads_the_model_of_its_cells_once(opened: Counter[str], tmp_pa
     opened.clear()
     work(launch, 0)
     assert states(tmp_path) == ["done"] * 5
-    # Each step resolves its cell from the plan, and opens it.
-    assert opened == {"model": 1, "benchmark": 2 * len(steps)}
+    # Each step resolves its cell from the plan, and opens it; the data of the finished warm-up are
+    # compared once with those of the cell that starts from it.
+    assert opened == {"model": 1, "benchmark": 2 * len(steps) + 1}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ctta_bench import registry
 from ctta_bench.cli import app, completion
 from ctta_bench.config.options import CellOptions, cell_options
 from ctta_bench.config.request import CellRequest
@@ -28,6 +29,13 @@ class CellOptions(options.CellOptions):
 
 options.CellOptions = CellOptions
 """
+
+
+@pytest.fixture(autouse=True)
+def no_plugins_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_plugins", {})
+    for entries in registry.REGISTRIES:
+        monkeypatch.setattr(entries, "_plugin_entries", {})
 
 
 @pytest.fixture
