@@ -556,3 +556,17 @@ def test_parity_takes_further_folders_and_fails_where_figures_differ(
     (row,) = (r for r in json.loads(result.stdout) if r["case"] == "anything")
     assert row["agrees"] is False and "logits in float64" in row["detail"]
     refused(invoke("parity", "tent", "--cases", tmp_path), "no folder `cases`")
+
+
+def test_a_tilde_in_any_path_is_the_home_folder(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "one.yaml").write_text("methods: [source]\nbenchmarks: [toy]\n")
+    (tmp_path / "home" / "toy.py").write_text(TOY.read_text())
+    done = invoke("grid", "~/one.yaml", "--plugin", "~/toy.py", "--out", "~/runs")
+    assert done.exit_code == 0, done.output
+    assert len([*(tmp_path / "home" / "runs").glob("source-*/result.json")]) == 1
+    assert invoke("status", "~/runs").exit_code == 0
+    assert not (tmp_path / "~").exists() and not Path("~").exists()

@@ -206,3 +206,43 @@ def test_an_experiment_in_a_folder_is_found_by_its_last_name_if_no_other_has_it(
         assert names.count(name) > 1 or load_experiment(name) == load_experiment(full)
     with pytest.raises(ConfigError, match="unknown experiment 'rnk'; did you mean"):
         load_experiment("rnk")
+
+
+THREE = "methods: [source, tent, sar]\nbenchmarks: [fashion_c]\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rates"),
+    [
+        ({"lr": 0.5}, {"tent": 0.5, "sar": 0.5}),
+        ({"tent.lr": 0.5}, {"tent": 0.5, "sar": None}),
+        ({"lr": 0.5, "SAR.lr": 0.25}, {"tent": 0.5, "sar": 0.25}),
+        ({"margin": 0.3}, {"tent": None, "sar": None}),  # of SAR alone
+        ({"batch_size": 20}, {"tent": None, "sar": None}),
+    ],
+)
+def test_an_override_goes_to_the_methods_that_have_it(tmp_path, overrides, rates):
+    experiment = write(tmp_path, THREE)
+    before = {c.request.method: c.hyperparameters for c in expand(experiment)}
+    cells = {c.request.method: c for c in expand(experiment, overrides=overrides)}
+    for method, rate in rates.items():
+        default = before[method].lr
+        assert cells[method].hyperparameters.lr == (default if rate is None else rate)
+    if "margin" in overrides:
+        assert cells["sar"].hyperparameters.margin == 0.3
+    sizes = {c.settings.batch_size for c in cells.values()}
+    assert sizes == {overrides.get("batch_size", 50)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"cotta.lr": 0.5}, r"--set cotta\.lr: no cell has the method 'cotta'; choose sar or"),
+        ({"tent.learning_rate": 0.5}, "unknown key 'method.learning_rate'; did you mean 'lr'"),
+        ({"learning_rate": 0.5}, "--set learning_rate: unknown key .*; did you mean 'lr'"),
+    ],
+)
+def test_an_override_that_no_method_has_is_refused_once(tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        expand(write(tmp_path, THREE), overrides=overrides)
+    assert str(caught.value).count("unknown key") <= 1

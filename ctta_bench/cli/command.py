@@ -26,7 +26,7 @@ from ctta_bench import registry
 from ctta_bench.cli.completion import OF_CELLS, completion, one_of
 from ctta_bench.config.fields import choices_of
 from ctta_bench.config.options import DATA, HOW, MODEL, OUTPUT, REQUIRED, WHAT, cell_options
-from ctta_bench.errors import ConfigError, CttaBenchError
+from ctta_bench.errors import ConfigError, CttaBenchError, expanded
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 INTERRUPTED = 130
@@ -145,7 +145,7 @@ def command(function: Command) -> Command:
     @functools.wraps(function)
     def wrapped(**values: Any) -> Any:
         try:
-            return function(**arguments_of(values))
+            return function(**arguments_of({k: _from_home(v) for k, v in values.items()}))
         except CttaBenchError as error:
             State.stop_bar()
             if State.debug:
@@ -160,6 +160,16 @@ def command(function: Command) -> Command:
     wrapped.__signature__ = signature  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return wrapped  # type: ignore[return-value]
+
+
+def _from_home(value: Any) -> Any:
+    """A path that begins with `~`, or a list of texts with such paths, with the home folder."""
+    if isinstance(value, list):
+        return [_from_home(one) for one in value]
+    if isinstance(value, Path):
+        return expanded(value)
+    is_path = isinstance(value, str) and value.startswith("~/")
+    return str(expanded(value)) if is_path else value
 
 
 def error_printer() -> Console:

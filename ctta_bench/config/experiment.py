@@ -12,10 +12,10 @@ from ctta_bench.config.experiment_file import Sweep
 from ctta_bench.config.experiment_file import experiment_files as experiment_files
 from ctta_bench.config.experiment_file import load_experiment as load_experiment
 from ctta_bench.config.options import cell_options
-from ctta_bench.config.validation import validate
+from ctta_bench.config.validation import unknown_key, validate
 from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.record.schema import identity
-from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.registry import BENCHMARKS, METHODS, canonical
 
 if TYPE_CHECKING:
     from ctta_bench.source_models.shared import Models  # at run time it would load torch
@@ -51,8 +51,9 @@ def expand_checked(
     Each warm-up adds a cell that scores the warmed-up model without adaptation.
 
     benchmarks, seeds: replace those of the file. overrides: take precedence over values of the
-    file. models: cache with the last model that was read. request: fields of `CellRequest` for
-    every cell; None keeps the value of the file or the default.
+    file; `METHOD.KEY` is for one method, a hyper-parameter for every method that has it. models:
+    cache with the last model that was read. request: fields of `CellRequest` for every cell; None
+    keeps the value of the file or the default.
     """
     from ctta_bench.source_models.shared import Models
 
@@ -62,8 +63,9 @@ def expand_checked(
     warmed: dict[str, Cell] = {}  # by identity; one for cells that differ only in adaptation
     problems: dict[str, list[str]] = {}  # problem -> its places in the file
     requests, idle = _chosen(experiment, benchmarks, seeds)
+    by_method = _overrides_by_method(overrides or {}, [values for _, values in requests])
     for place, values in requests:
-        values |= given | {"set": values["set"] | (overrides or {})}
+        values |= given | {"set": values["set"] | by_method[values["method"]]}
         try:
             values = _onto_shift(values) if "shift" in values else values
             cell = resolve(validate(CellRequest, values, "cell"), models)
@@ -82,6 +84,46 @@ def expand_checked(
     everywhere = {place for place, _ in requests}
     found = [_placed(problem, places, everywhere) for problem, places in problems.items()]
     return list((cells | {cell.id: cell for cell in warmed.values()}).values()), idle + found
+
+
+def _overrides_by_method(
+    overrides: dict[str, Any], requests: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The overrides of each method of the requests, by its name in them.
+
+    `METHOD.KEY` is for that method alone, and a bare hyper-parameter for the methods that have it.
+    Raises ConfigError for a method that no request has, and for a key that nothing has.
+    """
+    if not overrides:
+        return {values["method"]: {} for values in requests}
+    named = {values["method"]: METHODS.find(values["method"]).name for values in requests}
+    settings = {
+        key
+        for name in {values["benchmark"] for values in requests}
+        for key in BENCHMARKS.get(name).Settings.model_fields
+    }
+    hyperparameters = {m: METHODS.get(m).Hyperparameters.model_fields for m in named}
+    found: dict[str, dict[str, Any]] = {method: {} for method in named}
+    for key, value in overrides.items():
+        owner, dot, bare = key.partition(".")
+        if dot and canonical(owner) in METHODS.names():
+            takers = [method for method, name in named.items() if name == canonical(owner)]
+            if not takers:
+                raise ConfigError(
+                    f"--set {key}: no cell has the method {owner!r}; choose "
+                    f"{' or '.join(sorted(named.values()))}."
+                )
+            key = f"method.{bare}"
+        else:
+            having = [method for method, keys in hyperparameters.items() if key in keys]
+            others = {*settings, *cell_options("set")}
+            if not dot and not having and key not in others:
+                known = others.union(*hyperparameters.values())
+                raise ConfigError(f"--set {key}: {unknown_key(key, known)}")
+            takers = list(named) if dot or key in others else having
+        for method in takers:
+            found[method][key] = value
+    return found
 
 
 def _placed(problem: str, places: Sequence[str], everywhere: Collection[str]) -> str:
