@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,18 @@ def _one_thread() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Corrupted images of the tests go to a folder of their own."""
     os.environ.setdefault("CTTA_BENCH_DATA", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _forget_plugins() -> Iterator[None]:
+    """Files that a test wrote and loaded are no plug-ins of the next test's runs."""
+    from ctta_bench import registry
+
+    before = set(registry._plugins)
+    yield
+    for name in registry._plugins.keys() - before:
+        if name.endswith(".py") and TOY.parent not in Path(name).resolve().parents:
+            del registry._plugins[name]
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.segmentation import dropping
 from ctta_bench.registry import METHODS, MODELS, load_plugin
-from tests.conftest import TOY
 
-load_plugin(str(TOY.parent / "toy_maps.py"))
 SIDES, BATCHES = (64, 96), 3
 LABELS = (128, 192)  # twice the images, as on ACDC
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
@@ -32,6 +30,7 @@ RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 def model() -> SourceModel:
     """An untrained SegFormer of narrow stages in float64."""
     pytest.importorskip("mmseg")
+    load_plugin("tests.toy_maps")
     network = MODELS.get("toy_segformer")()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
