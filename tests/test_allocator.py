@@ -35,6 +35,7 @@ def counted(**variables: str) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library")
 def test_large_blocks_are_not_cleared_again_unless_the_user_has_set_the_allocator() -> None:
     kept, faults = counted()

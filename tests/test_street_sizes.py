@@ -99,7 +99,9 @@ def predicted_by_hand(root: Path, scale: tuple[int, int], *, resized_first: bool
     return torch.bincount(label[valid] * 19 + found[valid], minlength=19 * 19).view(19, 19)
 
 
-@pytest.mark.parametrize("scale", [FULL, HALF], ids=["protocol", "half"])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(FULL, marks=pytest.mark.slow), HALF], ids=["protocol", "half"]
+)
 def test_predictions_have_the_labels_size_and_are_the_argmax_of_resized_logits(
     scale: tuple[int, int], large: Path, tmp_path: Path
 ) -> None:

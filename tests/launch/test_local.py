@@ -261,6 +261,7 @@ def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
     assert "cancelled" in states(runs)
 
 
+@pytest.mark.slow
 def test_names_with_spaces_and_quotes_work_and_secrets_stay_out_of_the_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ class Alike(VIDA):
 # -- the adapters
 
 
+@pytest.mark.slow
 def test_vit_base_gets_24_layers_of_the_counted_parameters() -> None:
     with torch.device("meta"):
         method = VIDA(SourceModel(timm.create_model("vit_base_patch16_224")))
