@@ -32,15 +32,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("CTTA_BENCH_DATA", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_plugins_of_the_module() -> Iterator[None]:
+    """The same for what fixtures of a module load."""
+    yield from _forgetting_plugins()
+
+
 @pytest.fixture(autouse=True)
 def _forget_plugins() -> Iterator[None]:
     """Files that a test wrote and loaded are no plug-ins of the next test's runs."""
+    yield from _forgetting_plugins()
+
+
+def _forgetting_plugins() -> Iterator[None]:
     from ctta_bench import registry
 
     before = set(registry._plugins)
     yield
     for name in registry._plugins.keys() - before:
-        if name.endswith(".py") and TOY.parent not in Path(name).resolve().parents:
+        if TOY.parent not in Path(str(registry._plugins[name].__file__)).resolve().parents:
             del registry._plugins[name]
 
 

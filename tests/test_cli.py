@@ -564,8 +564,8 @@ def test_a_tilde_in_any_path_is_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "one.yaml").write_text("methods: [source]\nbenchmarks: [toy]\n")
-    (tmp_path / "home" / "toy.py").write_text(TOY.read_text())
-    done = invoke("grid", "~/one.yaml", "--plugin", "~/toy.py", "--out", "~/runs")
+    (tmp_path / "home" / "mine.py").write_text("MINE = True\n")
+    done = invoke("grid", "~/one.yaml", *PLUGIN, "--plugin", "~/mine.py", "--out", "~/runs")
     assert done.exit_code == 0, done.output
     assert len([*(tmp_path / "home" / "runs").glob("source-*/result.json")]) == 1
     assert invoke("status", "~/runs").exit_code == 0
