@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,21 @@ def _forgetting_plugins() -> Iterator[None]:
     for name in registry._plugins.keys() - before:
         if TOY.parent not in Path(str(registry._plugins[name].__file__)).resolve().parents:
             del registry._plugins[name]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.browser import CHROMIUM, PATIENCE
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
+        )
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

@@ -1,27 +1,18 @@
 """The built site opens from disk: start page, a method, the reference, and search with hits."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NEEDED = bool(os.environ.get("CTTA_NEEDS_BROWSER"))
-if NEEDED:  # where these tests are asked for, a missing part is a failure
-    from playwright import sync_api
-elif CHROMIUM is not None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    pytest.importorskip("mkdocstrings")
+from tests.browser import NEEDED, NEEDS_BROWSER, PATIENCE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None and not NEEDED, reason="chromium is not installed"),
-]
+if not NEEDED:
+    pytest.importorskip("mkdocstrings")
+pytestmark = NEEDS_BROWSER
 ROOT = Path(__file__).parents[1]
-PATIENCE = 120_000  # milliseconds; machines that run tests are busy
 LONGEST = 90  # seconds of processor time for a build
 
 
@@ -40,16 +31,6 @@ def site(tmp_path_factory):
     after = os.times()
     assert after.children_user - before.children_user < LONGEST
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ctta_bench.scoring.metric import Metric
 
 def uncertainty(row: Row, metric: Metric) -> Estimate | None:
     """The mean of a row over its finished seeds with its error; None for an incomplete row."""
-    if row.mean != row.mean:  # NaN: a domain is missing
+    if np.isnan(row.mean):  # a domain is missing
         return None
     paths = row.finished["path"].tolist()
     return mean_estimate(paths, metric=metric.name, same_images=_same_images(row))

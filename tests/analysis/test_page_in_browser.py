@@ -1,26 +1,13 @@
 """The page of a report in a real browser: what a reader can do there."""
 
-import os
-import shutil
-
 import pandas as pd
 import pytest
 
 from ctta_bench.analysis.report.write import write_report
+from tests.browser import NEEDS_BROWSER, PATIENCE
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NEEDED = bool(os.environ.get("CTTA_NEEDS_BROWSER"))
-if NEEDED:  # where these tests are asked for, a missing part is a failure
-    from playwright import sync_api
-elif CHROMIUM is not None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None and not NEEDED, reason="chromium is not installed"),
-]
+pytestmark = NEEDS_BROWSER
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
-PATIENCE = 120_000  # milliseconds; machines that run tests are busy
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +23,6 @@ def report(write, tmp_path_factory):
         (folder / "batches.jsonl").write_text("\n".join(lines) + "\n")
     write(runs, "</script><b>", {"gaussian_noise": 0.5, "fog": 0.3}, unfinished=True)
     return write_report(runs)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
