@@ -246,3 +246,13 @@ def test_an_override_that_no_method_has_is_refused_once(tmp_path, overrides, mes
     with pytest.raises(ConfigError, match=message) as caught:
         expand(write(tmp_path, THREE), overrides=overrides)
     assert str(caught.value).count("unknown key") <= 1
+
+
+def test_a_wrong_key_is_named_with_its_file_and_line(tmp_path: Path) -> None:
+    base, file = tmp_path / "base.yaml", tmp_path / "mine.yaml"
+    base.write_text("benchmarks: [fashion_c]\nsedes: [1]\n")
+    file.write_text("_base_: base.yaml\nmethods:\n  - source\n  - {name: tent, presett: paper}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(str(file))
+    assert f"{file}:4: unknown key 'methods.1.presett'; did you mean 'preset'?" in str(caught.value)
+    assert f"{base}:2: unknown key 'sedes'; did you mean 'seeds'?" in str(caught.value)

@@ -139,7 +139,7 @@ def load_experiment(name_or_file: str) -> Experiment:
             raise ConfigError(f"unknown experiment {name_or_file!r}{hint}")
         path = known.get(name) or known[stems[0]]
     values = {"name": path.stem} | read_yaml(path)
-    return validate(Experiment, values, str(path))
+    return validate(Experiment, values, str(path), path)
 
 
 def experiment_files() -> dict[str, Path]:

@@ -1,13 +1,14 @@
 """Checks of what users write, as `KEY=VALUE` or as mappings, against models of the allowed keys."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ctta_bench.config.options import cell_options
-from ctta_bench.config.yaml import parse_yaml
+from ctta_bench.config.yaml import line_of, parse_yaml
 from ctta_bench.errors import ConfigError, did_you_mean
 
 # Names of options in other suites, for suggestions.
@@ -82,16 +83,18 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}" + (hint or f"; known keys: {', '.join(known)}.")
 
 
-def validate(model: type[Validated], values: dict[str, Any], where: str) -> Validated:
+def validate(
+    model: type[Validated], values: dict[str, Any], where: str, file: Path | None = None
+) -> Validated:
     """`model(**values)`; raises one ConfigError with all of pydantic's errors, naming `where`.
 
-    A field with several values may be written as one value, or as text with commas.
+    file: the YAML file of the values; then an error names it with the line instead. A field with several values may be written as one value, or as text with commas.
     """
     fields = model.model_fields
     try:
         return model(**{k: _as_list(fields[k], v) if k in fields else v for k, v in values.items()})
     except ValidationError as error:
-        problems = [_sentence(p, model, where) for p in error.errors()]
+        problems = [_sentence(p, model, _place(p, where, file)) for p in error.errors()]
         raise ConfigError(" ".join(problems)) from None
 
 
@@ -108,12 +111,28 @@ def _as_list(field: FieldInfo, value: Any) -> Any:
     return parse_yaml(f"value: [{value}]", "a list")["value"] if isinstance(value, str) else [value]
 
 
+def _place(problem: Any, where: str, file: Path | None) -> str:
+    """`where`, or the file and line of a problem."""
+    found = line_of(file, problem["loc"]) if file is not None else None
+    return where if found is None else f"{found[0]}:{found[1]}"
+
+
 def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{where}: {unknown_key(key, model.model_fields)}"
+        return f"{where}: {unknown_key(key, _inner_model(model, problem['loc'][:-1]).model_fields)}"
     message = problem["msg"].removeprefix("Value error, ")
     if not key:  # a rule between keys
         return f"{where}: {message[:1].lower()}{message[1:]}."
-    path = f"{where}.{key}"
+    path = f"{where}: {key}" if ":" in where else f"{where}.{key}"
     return f"{path}: {problem['input']!r}: {message[:1].lower()}{message[1:]}."
+
+
+def _inner_model(model: type[BaseModel], keys: Sequence[str | int]) -> type[BaseModel]:
+    """The model of the values at `keys`: of a field, or of the entries of its list."""
+    for key in keys:
+        if key in model.model_fields:
+            kinds: Any = model.model_fields[str(key)].annotation
+            inner = [kind for kind in get_args(kinds) if hasattr(kind, "model_fields")]
+            model = inner[0] if inner else model
+    return model

@@ -1,6 +1,7 @@
 """YAML files as plain mappings: strict, safe, and merged over the files in `_base_`."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,39 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: must be a mapping of keys and values.")
     return values
+
+
+def line_of(file: Path, keys: Sequence[str | int]) -> tuple[Path, int] | None:
+    """The file and line, from 1, where the value at `keys` is written; None if it is not found.
+
+    The file must be one that `read_yaml` reads; of its `_base_` files the last one that has the
+    keys is given. Keys that are not written (e.g. a missing one) give the line of their mapping.
+    """
+    node = yaml.compose(file.read_text(encoding="utf-8"), _StrictLoader)
+    found, line = node, None
+    for key in keys:
+        inner = _inner(found, key)
+        if inner is None:
+            break
+        line, found = inner
+    if line is not None:
+        return file, line
+    base = _inner(node, "_base_")
+    values = [] if base is None else getattr(base[1], "value", [])
+    names = [values] if isinstance(values, str) else [each.value for each in values]
+    places = (line_of((file.parent / name).resolve(), keys) for name in reversed(names))
+    return next((place for place in places if place is not None), None)
+
+
+def _inner(node: Any, key: str | int) -> tuple[int, Any] | None:
+    """Line and node of a key of a mapping, or of a number of a list; None if there is none."""
+    if isinstance(node, yaml.MappingNode):
+        for written, value in node.value:
+            if written.value == str(key):
+                return written.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key].start_mark.line + 1, node.value[key]
+    return None
 
 
 def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def load_profile(name_or_file: str) -> Profile:
                 f"{', '.join(map(str, folders()))}."
             )
         file = known[name_or_file]
-    return validate(Profile, read_yaml(file), str(file))
+    return validate(Profile, read_yaml(file), str(file), file)
 
 
 def parameters_of(profile: Profile) -> dict[str, Any]:
