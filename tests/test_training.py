@@ -22,7 +22,7 @@ from ctta_bench.model import SourceModel
 from ctta_bench.registry import BENCHMARKS, MODELS
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import ArrayImages, ArrayMaps, MapSet
-from ctta_bench.training.batches import TrainingBatches, shift
+from ctta_bench.training.batches import TrainingBatches, mix, shift
 from ctta_bench.training.loop import Training, train_source
 from ctta_bench.training.recipes import Recipe, recipe_for
 from ctta_bench.training.task import Task, copy_body, first_model, task_for
@@ -77,7 +77,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> None:
     ("model", "recipe"),
     [
         ("toy_vit", {}),
-        ("toy_cnn", {"augmentation": "crop_flip", "optimizer": "sgd"}),
+        ("toy_cnn", {"augmentation": "crop_flip", "optimizer": "sgd", "mixup": 0.2}),
         ("toy_cnn", {"optimizer": "nesterov", "teacher": "toy_vit", "label_smoothing": 0.1}),
         ("dropping", {"precision": "bfloat16", "augmentation": "none"}),
     ],
@@ -202,6 +202,15 @@ def test_each_image_of_a_batch_is_mirrored_or_not_and_its_teacher_target_too() -
         taught = SourceModel(toy.toy_cnn().eval())(images).softmax(-1)
     labels = nn.functional.one_hot(torch.from_numpy(toy.Toy().source().labels), 10)
     torch.testing.assert_close(targets, (labels + taught) / 2)
+
+
+def test_mixup_mixes_images_and_targets_with_one_share() -> None:
+    images = torch.eye(6).reshape(6, 1, 2, 3)
+    mixed, targets = mix(images, torch.eye(6), 0.4, torch.Generator().manual_seed(1))
+    assert torch.equal(mixed.reshape(6, 6), targets)
+    share = targets.diag()[targets.diag() < 1]
+    assert len(share) and torch.allclose(share, share[:1].expand_as(share))
+    torch.testing.assert_close(targets.sum(1), torch.ones(6))
 
 
 def test_a_label_out_of_range_is_refused() -> None:
@@ -410,7 +419,9 @@ def test_the_loss_of_maps_is_the_mean_over_labelled_pixels_at_their_size() -> No
     assert objective.loss(logits, ignored, 0.0) == 0  # and not 0 / 0
 
 
-@pytest.mark.parametrize("recipe", [{"teacher": "toy_segmentor"}, {"augmentation": "crop_flip"}])
+@pytest.mark.parametrize(
+    "recipe", [{"teacher": "toy_segmentor"}, {"augmentation": "crop_flip"}, {"mixup": 0.1}]
+)
 def test_what_maps_do_not_know_is_refused(recipe: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match="supports classification only, but these labels are maps"

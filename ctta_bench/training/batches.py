@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -63,6 +64,8 @@ class TrainingBatches:
         targets = self.objective.targets(labels_of(self.task.train, index.numpy()), mirrored)
         if self.soft_targets is not None:
             targets = (targets + self.soft_targets[mirrored.long(), index]) / 2
+        if self.recipe.mixup:
+            images, targets = mix(images, targets, self.recipe.mixup, self.generator)
         return images.to(self.device), targets.to(self.device)
 
     @torch.no_grad()
@@ -80,6 +83,23 @@ class TrainingBatches:
             for view, shown in zip(views, (images, images.flip(-1)), strict=True):
                 view.append(teacher(shown).softmax(-1).cpu())
         return torch.stack([torch.cat(view) for view in views])
+
+
+def mix(
+    images: Tensor, targets: Tensor, parameter: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mixup: each image and target with those of another image, all with one share.
+
+    images: [n, c, H, W]; targets: float [n, classes]. The share has a beta distribution with twice
+    the same parameter.
+    """
+    drawn = int(torch.randint(2**31, (), generator=generator))
+    share = np.random.RandomState(drawn).beta(parameter, parameter)
+    other = torch.randperm(len(images), generator=generator)
+    return (
+        share * images + (1 - share) * images[other],
+        share * targets + (1 - share) * targets[other],
+    )
 
 
 def shift(images: Tensor, generator: torch.Generator) -> Tensor:

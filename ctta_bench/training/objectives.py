@@ -40,8 +40,12 @@ def objective_of(images: ImageSet, num_classes: int, recipe: Recipe) -> Objectiv
     """The objective for training images. Raises ConfigError for recipes it does not support."""
     if not isinstance(images, MapSet):
         return ClassObjective(num_classes)
-    if recipe.teacher or recipe.augmentation == "crop_flip":
-        key = "teacher" if recipe.teacher else "augmentation=crop_flip"
+    only = {
+        "teacher": recipe.teacher,
+        "augmentation=crop_flip": recipe.augmentation == "crop_flip",
+        "mixup": recipe.mixup,
+    }
+    if key := next((key for key, given in only.items() if given), None):
         raise ConfigError(
             f"recipe: {key} supports classification only, but these labels are maps; change it."
         )

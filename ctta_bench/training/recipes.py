@@ -36,6 +36,12 @@ class Recipe(BaseModel):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="share of the uniform distribution in the target"
     )
+    mixup: float = Field(
+        0.0,
+        ge=0,
+        description="parameter of the beta distribution of mixup's shares; 0: none "
+        "(Zhang et al., 2018, arXiv:1710.09412)",
+    )
     teacher: str = Field("", description="model whose probabilities are half of the target")
     start: str = Field("", description="model whose weights, except the head, are the initial ones")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
