@@ -1,8 +1,10 @@
 """fashion_c: Fashion-MNIST with the corruptions of Hendrycks and Dietterich, all in the package.
 
 2,000 test images (the first 200 per class of the test set) and 1,000 source images (100 per class
-of the training set), grey 28x28, zero-padded to 32x32. Corruptions have the CIFAR parameters, are
-deterministic per image, and are made once and cached. Images: Zalando SE, MIT licence.
+of the training set), grey 28x28, zero-padded to 32x32. The hold-out corruptions show 2,000 other
+test images (the next 200 per class), so that nothing is tuned on a scored photograph. Corruptions
+have the CIFAR parameters, are deterministic per image, and are made once and cached. Images:
+Zalando SE, MIT licence.
 """
 
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from ctta_bench.stream import (
     ImageSet,
 )
 
+Labelled = tuple[np.ndarray, np.ndarray]
 EMBEDDED = Path(__file__).parent / "embedded"
 SIDE = 32
 DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
@@ -74,6 +77,7 @@ class FashionC(Benchmark):
     default_model = "fashion_vit"
     semantic_shift: ClassVar = {"benchmark": "fashion_rotation", "labels": 4}
     severities = (1, 2, 3, 4, 5)
+    separate_hold_out = True
     version = VERSION
     provenance = f"self-made corruptions (version {VERSION})"
 
@@ -87,21 +91,15 @@ class FashionC(Benchmark):
 
     def prepare_data(self, report: Callable[[str, int, int], None], workers: int) -> None:
         """Make the corrupted images that the stream needs and that are not in the cache."""
-        wanted = [(name, severity) for name, severity in self.needed() if name != CLEAN]
-        count = min(self.settings.examples or 2000, 2000)
-        self._cache().make(
-            wanted,
-            count,
-            workers=workers,
-            report=lambda done, total: report("corrupting images", done, total),
-        )
+        make_corrupted(self, self._cache, report, workers)
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
-        """The test images with one corruption, in stored order."""
-        images, labels = read("test")
+        """The test or hold-out images with one corruption, in stored order."""
+        images, labels = read(split_of(name))
         if name == CLEAN:
             return ArrayImages(images, labels)
-        return CorruptedImages(self._cache(), name, severity or self.settings.severity, labels)
+        cache = self._cache(split_of(name))
+        return CorruptedImages(cache, name, severity or self.settings.severity, labels)
 
     def source(self) -> ImageSet:
         """1,000 labelled training images."""
@@ -113,29 +111,67 @@ class FashionC(Benchmark):
         By default they are searched in DATA_ROOT/fashion-mnist and in the folder of Debian's
         package dataset-fashion-mnist.
         """
-        places = (
-            [expanded(folder)]
-            if folder
-            else [self.cache_folder() / "fashion-mnist", DEBIAN_PACKAGE]
-        )
-        found = next((place for place in places if place.is_dir()), None)
-        if found is None:
-            raise DataError(
-                f"{self.name}: no folder {places[0]} with Fashion-MNIST's four idx files; give it "
-                "with --train-data FOLDER (torchvision's FashionMNIST/raw works)."
-            )
-        train, test = (read_split(found, split) for split in ("train", "test"))
+        train, test = training_photographs(self.name, folder, self.cache_folder())
         return ArrayImages(padded(train[0]), train[1]), ArrayImages(padded(test[0]), test[1])
 
-    def _cache(self) -> CorruptedCache:
-        images, parameters = EMBEDDED / "fashion_test.npz", self.settings.parameters
-        return CorruptedCache(images, self.cache_folder(), SIDE, parameters)
+    def _cache(self, split: str) -> CorruptedCache:
+        parameters = self.settings.parameters
+        return CorruptedCache(stored_file(split), self.cache_folder(), SIDE, parameters)
 
 
-def read(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Grey images uint8 [n, 32, 32] and labels int64 [n] of the split "test" or "source"."""
-    with np.load(EMBEDDED / f"fashion_{split}.npz", allow_pickle=False) as arrays:
-        return padded(arrays["images"]), arrays["labels"].astype(np.int64)
+def make_corrupted(
+    benchmark: Benchmark,
+    cache_of: Callable[[str], CorruptedCache],
+    report: Callable[[str, int, int], None],
+    workers: int,
+) -> None:
+    """Make the corrupted images that a stream needs and that are not in the cache of their split."""
+    wanted = [(name, severity) for name, severity in benchmark.needed() if name != CLEAN]
+    for split in ("test", "holdout"):
+        cache_of(split).make(
+            [(name, severity) for name, severity in wanted if split_of(name) == split],
+            min(benchmark.settings.examples or 2000, 2000),
+            workers=workers,
+            report=lambda done, total: report("corrupting images", done, total),
+        )
+
+
+def split_of(domain: str) -> str:
+    """The split that a domain shows: "holdout" for the hold-out corruptions, else "test"."""
+    return "holdout" if domain in HOLD_OUT else "test"
+
+
+def stored_file(split: str) -> Path:
+    """The file of the split "test", "holdout" or "source": grey images uint8 [n, 28, 28]."""
+    return EMBEDDED / f"fashion_{split}.npz"
+
+
+def photographs(split: str) -> Labelled:
+    """Grey images uint8 [n, 28, 28] and labels int64 [n] of a split of the package."""
+    with np.load(stored_file(split), allow_pickle=False) as arrays:
+        return arrays["images"], arrays["labels"].astype(np.int64)
+
+
+def read(split: str) -> Labelled:
+    """Grey images uint8 [n, 32, 32] with a black border and labels int64 [n] of a split."""
+    images, labels = photographs(split)
+    return padded(images), labels
+
+
+def training_photographs(name: str, folder: Path | None, root: Path) -> tuple[Labelled, Labelled]:
+    """All 60,000 training and 10,000 test images, uint8 [n, 28, 28], and their labels.
+
+    By default they are searched in ROOT/fashion-mnist and in the folder of Debian's package
+    dataset-fashion-mnist. Raises DataError, which begins with `name`, if they are missing.
+    """
+    places = [expanded(folder)] if folder else [root / "fashion-mnist", DEBIAN_PACKAGE]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise DataError(
+            f"{name}: no folder {places[0]} with Fashion-MNIST's four idx files; give it "
+            "with --train-data FOLDER (torchvision's FashionMNIST/raw works)."
+        )
+    return read_split(found, "train"), read_split(found, "test")
 
 
 def padded(images: np.ndarray) -> np.ndarray:

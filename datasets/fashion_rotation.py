@@ -43,15 +43,16 @@ class FashionRotation(Benchmark):
 
     def domain(self, name: str, severity: int | None = None) -> ImageSet:
         """8,000 test images: 2,000 at four turns each."""
-        return turned(*read("test"))
+        return turned(ArrayImages(*read("test")))
 
     def source(self) -> ImageSet:
         """4,000 training images: 1,000 at four turns each, labelled by the turn."""
-        return turned(*read("source"))
+        return turned(ArrayImages(*read("source")))
 
 
-def turned(images: np.ndarray, _: np.ndarray) -> ArrayImages:
-    """Image i [h, w] at turn t is number 4 i + t with label t, so the first images are balanced."""
-    views = np.stack([np.rot90(images, turn, axes=(1, 2)) for turn in range(TURNS)], axis=1)
+def turned(upright: ArrayImages) -> ArrayImages:
+    """Image i at turn t is number 4 i + t with label t, so the first images are balanced."""
+    images = upright.images
+    views = np.stack([np.rot90(images, turn, axes=(-2, -1)) for turn in range(TURNS)], axis=1)
     labels = np.tile(np.arange(TURNS, dtype=np.int64), len(images))
     return ArrayImages(views.reshape(-1, *images.shape[1:]), labels)

@@ -129,6 +129,7 @@ class StreetsACDC(Benchmark):
     class_names = CLASSES
     default_model = "streets_segformer"
     same_images = False
+    separate_hold_out = True
     decodes = True
     provenance = f"procedural scenes and weather (version {Benchmark.version}), no photographs"
 

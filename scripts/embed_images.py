@@ -1,4 +1,5 @@
-"""Write the embedded images: 200 test and 100 training images per class of Fashion-MNIST.
+"""Write the embedded images of Fashion-MNIST, per class: 200 test images that are scored, the next
+200 for hold-out domains, and 100 training images.
 
     python scripts/embed_images.py --data /usr/share/datasets/fashion-mnist
 
@@ -15,13 +16,17 @@ import numpy as np
 from ctta_bench.datasets.fashion import DEBIAN_PACKAGE, EMBEDDED
 from ctta_bench.datasets.io.idx import read_split
 
-IMAGES_PER_CLASS = {"test": 200, "train": 100}
-NAMES = {"test": "fashion_test", "train": "fashion_source"}
+# File: split, and which images of each class.
+FILES = {
+    "fashion_test": ("test", slice(0, 200)),
+    "fashion_holdout": ("test", slice(200, 400)),
+    "fashion_source": ("train", slice(0, 100)),
+}
 
 
-def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Numbers of the first `count` images of each class, ascending."""
-    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c in range(10)]))
+def of_each_class(labels: np.ndarray, which: slice) -> np.ndarray:
+    """Numbers of these images of each class, ascending."""
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[which] for c in range(10)]))
 
 
 def main() -> None:
@@ -30,11 +35,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DEBIAN_PACKAGE)
     parser.add_argument("--out", type=Path, default=EMBEDDED)
     arguments = parser.parse_args()
-    for split, count in IMAGES_PER_CLASS.items():
+    for name, (split, which) in FILES.items():
         images, labels = read_split(arguments.data, split)
-        chosen = first_of_each_class(labels, count)
+        chosen = of_each_class(labels, which)
         np.savez_compressed(
-            arguments.out / f"{NAMES[split]}.npz",
+            arguments.out / f"{name}.npz",
             images=images[chosen],
             labels=labels[chosen].astype(np.uint8),
         )

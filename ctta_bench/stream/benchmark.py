@@ -92,6 +92,8 @@ class Benchmark(OldNames, ABC):
     # Whether an index is the same photograph in every domain, as where one set is corrupted in
     # several ways. Recorded with a result: intervals count such an image once.
     same_images: ClassVar[bool] = True
+    # Whether the hold-out domains show other images than the test domains. `tune` says if not.
+    separate_hold_out: ClassVar[bool] = False
     decodes: ClassVar[bool] = False  # True: images are decoded from files, by worker processes
     name: str = ""
     # For lists and reports, read as source text: literals.

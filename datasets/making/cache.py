@@ -13,6 +13,9 @@ from ctta_bench.datasets.making import corruptions
 from ctta_bench.datasets.making.workers import run_workers
 from ctta_bench.errors import DataError
 
+# From stored images uint8 [n, H, W] or [n, H, W, 3] and their numbers int64 [n] to the clean images
+# uint8 [n, side, side, 3]; picklable.
+Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SHARD = 250  # images per file; small, so that a short stream makes few images
 
 
@@ -20,25 +23,30 @@ SHARD = 250  # images per file; small, so that a short stream makes few images
 class CorruptedCache:
     """Corrupted versions of clean images, under one folder.
 
-    clean: an .npz with `images` uint8 [n, H, W] or [n, H, W, 3], zero-padded to `side` x `side`.
+    stored: an .npz with `images` uint8 [n, H, W] or [n, H, W, 3]. draw: makes the clean images of
+    these; by default they are zero-padded to `side` x `side`. drawn: name and version of `draw`.
     The folder's name contains a hash of everything that determines a pixel, so outdated images are
     never read.
     """
 
-    clean: Path
+    stored: Path
     root: Path
     side: int
     parameters: str = "cifar"
     seed: int = 0
+    draw: Draw | None = None
+    drawn: str = ""
 
     @functools.cached_property
     def folder(self) -> Path:
         """The folder of this version's shards; the clean images are hashed once."""
-        digest = hashlib.sha256(self.clean.read_bytes())
+        digest = hashlib.sha256(self.stored.read_bytes())
         digest.update(
             f"{self.side} {self.parameters} {self.seed} {SHARD} {corruptions.VERSION}".encode()
         )
-        return self.root / f"{self.clean.stem}-{digest.hexdigest()[:12]}"
+        digest.update(self.drawn.encode())
+        stem = f"{self.stored.stem}-{self.drawn}" if self.drawn else self.stored.stem
+        return self.root / f"{stem}-{digest.hexdigest()[:12]}"
 
     def shard(self, corruption: str, severity: int, number: int) -> Path:
         """The file that starts with image SHARD * number: uint8 [<= SHARD, 3, side, side]."""
@@ -93,15 +101,17 @@ class CorruptedCache:
     def write_shard(self, task: tuple[str, int, int]) -> None:
         """Make one shard (corruption, severity, number); it gets its name once it is complete."""
         corruption, severity, number = task
-        clean = padded(self.clean, self.side)[number * SHARD : (number + 1) * SHARD]
-        indices = range(number * SHARD, number * SHARD + len(clean))
+        with np.load(self.stored, allow_pickle=False) as arrays:
+            stored = arrays["images"][number * SHARD : (number + 1) * SHARD]
+        indices = np.arange(number * SHARD, number * SHARD + len(stored))
+        clean = self.draw(stored, indices) if self.draw else padded(stored, self.side)
         images = corruptions.corrupt_batch(
             clean,
             corruption,
             severity,
             parameters=self.parameters,
             seed=self.seed,
-            indices=list(indices),
+            indices=indices,
         )
         with atomic(self.shard(*task)) as temporary, temporary.open("wb") as stream:
             np.save(stream, np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
@@ -113,10 +123,8 @@ def _mapped(file: Path) -> np.ndarray:
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def padded(file: Path, side: int) -> np.ndarray:
-    """The clean images, uint8 [n, side, side, 3]: zero-padded evenly, grey repeated to RGB."""
-    with np.load(file, allow_pickle=False) as arrays:
-        images = arrays["images"]
+def padded(images: np.ndarray, side: int) -> np.ndarray:
+    """Images as uint8 [n, side, side, 3]: zero-padded evenly, grey repeated to RGB."""
     if images.ndim == 3:
         images = np.repeat(images[..., None], 3, axis=-1)
     before = [(side - images.shape[axis]) // 2 for axis in (1, 2)]
