@@ -9,9 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from ctta_bench.analysis.read.collect import load
 from ctta_bench.cli import app
 from ctta_bench.config import presets
-from ctta_bench.config.presets import preset_values, presets_of
+from ctta_bench.config.presets import preset_values, presets_of, search_behind
 from ctta_bench.config.validation import parse_assignments
 from ctta_bench.errors import ConfigError
 from ctta_bench.methods.roid import ROID
@@ -163,10 +164,31 @@ def test_the_best_trial_becomes_a_preset_that_a_run_takes(tune: Any) -> None:
     run = ["run", "tent", "toy", "--preset", "runs/tune_toy/tuned.yaml", "--format", "json"]
     ran = CliRunner().invoke(app, run, catch_exceptions=False)
     (record,) = Path("runs/single").glob("*/cell.yaml")
-    method = yaml.safe_load(record.read_text("utf-8"))["method"]
+    written = yaml.safe_load(record.read_text("utf-8"))
+    method = written["method"]
     assert ran.exit_code == 0
+    assert written["tuned"] == {
+        "command": "ctta-bench tune tent --benchmark toy --budget 3 --seed 0",
+        "domains": ["grey"],
+        "images": "the scored ones",
+        "trials": 3,
+    }
+    assert load(Path("runs/single")).cells["tuned"].tolist() == [
+        "`ctta-bench tune`, 3 trials on grey; images: the scored ones"
+    ]
     assert method["hyperparameters"]["lr"] == found["values"]["lr"]
     assert method["preset"] == "tuned"
+
+
+def test_a_value_set_by_hand_is_not_called_tuned() -> None:
+    for preset, benchmark in (("default", "fashion_c"), ("holdout", "fashion_c")):
+        values = preset_values("tent", preset, benchmark)
+        assert search_behind("tent", values, preset, benchmark, None)
+        assert search_behind("tent", values | {"lr": 0.5}, preset, benchmark, None) is None
+    assert search_behind("tent", {}, "default", "imagenet_c", None) is None
+    streets = search_behind("tent", preset_values("tent", "default", "streets_acdc"), "default",
+                            "streets_acdc", None)  # fmt: skip
+    assert streets == {"command": "ctta-bench grid holdout_streets"}
 
 
 def test_the_stored_command_finds_the_same_values_again(tune: Any) -> None:

@@ -118,6 +118,7 @@ def _configuration(folder: Path, cell: CellRecord) -> dict[str, Any]:
         "experiment": cell["experiment"],
         "seed": cell["seed"],
         "notes": tuple(map(str, cell.get("notes") or ())),
+        "tuned": _tuning(cell.get("tuned")),
         "state": state.state,
         "reason": state.reason,
         "starts_from": _start(cell),
@@ -126,6 +127,18 @@ def _configuration(folder: Path, cell: CellRecord) -> dict[str, Any]:
         "source_probes": (),
         **_cached(*blocks, cell["precision"]),
     }
+
+
+def _tuning(found: dict[str, Any] | None) -> str:
+    """How a cell's hyper-parameters were tuned, in words; "" if they were not, or in old cells."""
+    if not found:
+        return ""
+    if "trials" not in found:
+        return f"`{found['command']}`"
+    return (
+        f"`ctta-bench tune`, {found['trials']} trials on {', '.join(found['domains'])}; images: "
+        f"{found.get('images', 'the scored ones')}"
+    )
 
 
 _columns: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, Any]]] = {}

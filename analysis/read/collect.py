@@ -40,7 +40,7 @@ CELL_COLUMNS = [
     "batch_size", "examples", "rounds", "severity", "domains", "details", "group", "state",
     "reason", "starts_from", "warmup", "source_access", "metric", "classes", "skipped_updates",
     "resets", "source_accuracy", "held_out_accuracy", "source_probes", "order_sha256",
-    "same_images", "corruptions", "notes", "micro_mean", "benchmark_version",
+    "same_images", "corruptions", "notes", "tuned", "micro_mean", "benchmark_version",
     *COST_COLUMNS, *VERSION_COLUMNS,
 ]
 DOMAIN_COLUMNS = ["cell", "round", "domain", "n", "errors", "classes", "collapsed"]

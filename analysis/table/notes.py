@@ -167,6 +167,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _published_normalisation(runs.cells),
             _source_data(found),
             _corruptions(runs.cells),
+            _tuned(found),
             _chosen(found),
             _counted(found, "skipped_updates", "Updates skipped because the loss was not finite"),
             _counted(found, "resets", "Resets to the source model by the method itself"),
@@ -288,6 +289,17 @@ def _source_data(found: Sequence[Row]) -> Iterator[str]:
 def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
     for text in sorted(cells["corruptions"].dropna().unique()):
         yield f"{upper_first(str(text)).rstrip('.')}."
+
+
+def _tuned(found: Sequence[Row]) -> Iterator[str]:
+    """The rows with tuned hyper-parameters, by how and on what they were tuned."""
+    users: dict[str, list[str]] = {}
+    for row in found:
+        for text in dict.fromkeys(row.cells["tuned"].dropna()):
+            if text:
+                users.setdefault(str(text), []).append(row.label)
+    for how, labels in users.items():
+        yield f"Tuned, hyper-parameters chosen on hold-out domains ({how}): {listed(labels)}."
 
 
 def _chosen(found: Sequence[Row]) -> Iterator[str]:

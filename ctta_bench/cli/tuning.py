@@ -230,13 +230,14 @@ def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table
     import pandas as pd
 
     from ctta_bench.analysis.table.table import Entry, Table
+    from ctta_bench.tuning.choice import images_of_trials
 
     scores = [(len(t.scores), t.scores[0], t.scores[t.best]) for t in found]
     return Table(
         name="searched",
         caption=(
-            f"Search on {plan.benchmark} ({', '.join(domains)}): mean error or mIoU in % with the "
-            "published values and with those of the best trial."
+            f"Search on {plan.benchmark} ({', '.join(domains)}; images: {images_of_trials(plan)}): "
+            "mean error or mIoU in % with the published values and with those of the best trial."
         ),
         frame=pd.DataFrame(scores, [t.method for t in found], ["trials", "published", "best"]),
         header=tuple(COLUMNS),

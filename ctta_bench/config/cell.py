@@ -5,12 +5,13 @@ weights, normalisation, precision and seed. Paths, device, the location of plug-
 are not included.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
-from ctta_bench.config.presets import preset_name, preset_note, preset_values
+from ctta_bench.config.presets import preset_name, preset_note, preset_values, search_behind
 from ctta_bench.config.request import CellRequest, recorded_options
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
@@ -36,6 +37,7 @@ class Cell:
     """A resolved cell. `hyperparameters` and `settings` are validated models.
 
     `notes`: sentences that a reader of the results should know; not included in the identity.
+    `tuned`: how its hyper-parameters were tuned (`config.presets.TUNED`), None if they were not.
     `warmup`: the record of the warm-up that the cell starts from, None without one.
     `asked`: the request before names and presets were filled in. Another process can make the same
     cell from it.
@@ -46,6 +48,7 @@ class Cell:
     settings: "StreamSettings"
     record: CellRecord = field(repr=False)
     notes: tuple[str, ...] = ()
+    tuned: Mapping[str, Any] | None = field(default=None, repr=False)
     warmup: CellRecord | None = field(default=None, repr=False)
     asked: CellRequest | None = field(default=None, repr=False)
 
@@ -144,7 +147,9 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     # A method without hyper-parameters needs no note about its preset.
     of_preset = note if method_class.Hyperparameters.model_fields else ""
     notes = tuple(filter(None, (of_preset, models.note(model, options))))
-    return Cell(request, hyperparameters, settings, record, notes, warmup, asked)
+    values = hyperparameters.model_dump(mode="json")
+    tuned = search_behind(method, values, request.preset, benchmark, model)
+    return Cell(request, hyperparameters, settings, record, notes, tuned, warmup, asked)
 
 
 def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Presets: the hyper-parameters of a method for a benchmark, and their sources."""
 
 import functools
+import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,10 @@ from ctta_bench.config.fields import range_text, type_text
 from ctta_bench.config.yaml import merge, parse_yaml, read_yaml
 from ctta_bench.errors import ConfigError, did_you_mean
 from ctta_bench.registry import METHODS
+
+# Under a benchmark's values in a preset file, not a hyper-parameter: how these values were chosen,
+# {command: ..., domains: ...}. The results of `ctta-bench tune` have it, too.
+TUNED = "tuned"
 
 
 @functools.cache
@@ -59,12 +65,21 @@ def _check_sections(written: dict[str, Any], where: str) -> None:
 def _sections(tuned: dict[str, Any], method: str) -> dict[str, Any]:
     """Presets from a file of `tune`: `tuned`, the best trial, and `published`, trial 0."""
     entries = tuned.get(method) or {}
-    sections = {"tuned": "values", "published": "published"}
+    if not entries:
+        return {}
     return {
-        preset: {key: entry[field] for key, entry in entries.items()}
-        for preset, field in sections.items()
-        if entries
+        "tuned": {
+            key: entry["values"] | {TUNED: _search(entry.get("record") or {})}
+            for key, entry in entries.items()
+        },
+        "published": {key: entry["published"] for key, entry in entries.items()},
     }
+
+
+def _search(record: dict[str, Any]) -> dict[str, Any]:
+    """What a cell records about a search: its command, domains, images and number of trials."""
+    kept = {key: record[key] for key in ("command", "domains", "images") if key in record}
+    return kept | ({"trials": len(record["trials"])} if "trials" in record else {})
 
 
 def read_tuned(file: Path) -> dict[str, Any]:
@@ -104,6 +119,27 @@ def preset_values(
     of the hyper-parameters are used. A preset that ends in .yaml is a file of `ctta-bench tune`.
     Raises ConfigError if the method has no such preset, or none for this benchmark.
     """
+    return {k: v for k, v in _with_search(method, preset, benchmark, model).items() if k != TUNED}
+
+
+def search_behind(
+    method: str, values: Mapping[str, Any], preset: str, benchmark: str, model: str | None
+) -> dict[str, Any] | None:
+    """How the values of a preset were tuned for a benchmark, as its files state; else None.
+
+    `values`: those of a cell. None too if one of them is not the preset's, so that a searched value
+    which was set by hand is not called tuned.
+    """
+    of_preset = _with_search(method, preset, benchmark, model)
+    search: dict[str, Any] | None = of_preset.pop(TUNED, None)
+    same = all(json.dumps(values.get(k)) == json.dumps(v) for k, v in of_preset.items())
+    return search if same else None
+
+
+def _with_search(
+    method: str, preset: str, benchmark: str, model: str | None = None
+) -> dict[str, Any]:
+    """The values of a preset for a benchmark; under TUNED, how they were chosen."""
     sections = presets_of(method)
     if _is_file(preset):
         found = _sections(read_tuned(Path(preset)), method)

@@ -49,7 +49,7 @@ COST_SCHEMA_VERSION = 1
 
 WARM_UP = "warm-up"  # the `kind` in the record of a warm-up
 NAMES = ("id", "experiment")  # keys of a CellRecord that only name it
-ADDED = ("num_batches", "notes", "norm_statistics")  # keys that the run itself adds
+ADDED = ("num_batches", "notes", "norm_statistics", "tuned")  # keys that the run itself adds
 # Keys of env.json: what is behind a result, recorded and compared, but not in its identity.
 PLUGIN_FILES = "plugin_files"  # the SHA-256 of each file of the loaded plug-ins
 DATA = "data"  # fingerprints of the streamed images, and of source images if the method reads any
@@ -164,6 +164,9 @@ class CellRecord(_CellKeys, total=False):
     num_batches: int
     notes: list[str]
     norm_statistics: str
+    # How the hyper-parameters were tuned: `command`, and of a search `domains`, `images` (are
+    # those of the hold-out domains the scored ones?) and number of `trials`. Missing: not tuned.
+    tuned: dict[str, Any]
 
 
 class _BatchKeys(TypedDict):

@@ -237,6 +237,8 @@ def _write_configuration(opened: OpenCell, folder: RunFolder, prepared: _Prepare
     shown = {"num_batches": len(prepared.stream), "notes": prepared.notes}
     if (statistics := norm_statistics(prepared.method)) is not None:
         shown["norm_statistics"] = statistics
+    if opened.cell.tuned is not None:
+        shown["tuned"] = dict(opened.cell.tuned)
     write_yaml(folder.file(CELL_FILE), opened.cell.record | shown)
     found = environment(opened.device)
     found["corruptions"] = opened.benchmark.provenance

@@ -14,6 +14,7 @@ from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.config.presets import read_tuned
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder, atomic
+from ctta_bench.registry import BENCHMARKS
 from ctta_bench.tuning.plan import Plan, Values
 from ctta_bench.tuning.trials import Trial, published
 
@@ -68,6 +69,7 @@ def outcome(
         {
             "command": plan.command(method),
             "domains": list(domains),
+            "images": images_of_trials(plan),
             metric: scores[best],
             f"published_{metric}": scores[0],
             "trials": [
@@ -76,6 +78,12 @@ def outcome(
             ],
         },
     )
+
+
+def images_of_trials(plan: Plan) -> str:
+    """Which images the trials see, as stored with their result."""
+    apart = BENCHMARKS.get(plan.benchmark).separate_hold_out
+    return "others than the scored ones" if apart else "the scored ones"
 
 
 def _is_number(value: Any) -> bool:

@@ -53,6 +53,23 @@ def test_domains_with_all_classes_need_no_note(cell, runs_dir):
     assert "classes occur" not in notes(main_table(load(runs_dir)))
 
 
+# -- tuned values
+
+
+def test_rows_with_tuned_values_are_named_with_how_they_were_tuned(cell, runs_dir):
+    cell("source", RATES)
+    for method in ("tent", "sar", "eta"):
+        file = cell(method, RATES) / "cell.yaml"
+        written = yaml.safe_load(file.read_text("utf-8"))
+        if method != "eta":
+            written["tuned"] = {"command": "ctta-bench tune x", "domains": ["spatter"], "trials": 8}
+        file.write_text(yaml.safe_dump(written, sort_keys=False), "utf-8")
+    assert (
+        "Tuned, hyper-parameters chosen on hold-out domains (`ctta-bench tune`, 8 trials on "
+        "spatter; images: the scored ones): SAR, TENT."
+    ) in notes(main_table(load(runs_dir)))
+
+
 # -- missing cells
 
 
