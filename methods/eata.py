@@ -8,16 +8,14 @@ code, it is the mean over batches of the squared *batch* gradient: it depends on
 `fisher_batch_size`, and so does the right β.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from ctta_bench.errors import DataError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.fisher import fisher_information, weighted_drift
 from ctta_bench.parts.selection import Selection
 from ctta_bench.registry import METHODS
 
@@ -105,40 +103,21 @@ class EATA(ETA):
         )
         fisher_batch_size: int = Field(64, ge=1, description="images per squared gradient")
 
-    @torch.enable_grad()
     def prepare(self, source: Any) -> None:
         """Fisher information F of the adapted parameters, for the model's own predictions."""
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
-        self.fisher = [torch.zeros_like(p) for p in self.start_values]
-        batches = 0
-        for images in self.source_batches(source):
-            logits = self.model(images)
-            loss = cross_entropy(logits, logits.argmax(-1))
-            for total, gradient in zip(
-                self.fisher, torch.autograd.grad(loss, parameters), strict=True
-            ):
-                total += gradient.square()
-            batches += 1
-        if not batches:
+        batches = source.batches(self.hp.fisher_batch_size)
+        self.fisher, self.source_used = fisher_information(
+            self.model, parameters, batches, self.hp.source_samples
+        )
+        if not self.source_used:
             raise DataError(
                 "EATA needs source images for its Fisher information, and there are none; use "
                 "`eta`, or a benchmark with a source set."
             )
-        torch._foreach_div_(self.fisher, batches)
-
-    def source_batches(self, source: Any) -> Iterator[Tensor]:
-        """The first `source_samples` source images in batches; the last one may be smaller."""
-        left = self.hp.source_samples
-        for images in source.batches(self.hp.fisher_batch_size):
-            yield images[:left]
-            left -= len(images)
-            self.source_used = self.hp.source_samples - max(left, 0)
-            if left <= 0:
-                return
 
     def total_loss(self, entropy: Tensor) -> Tensor:
         """The weighted entropy plus β Σ F (θ - θ_source)²."""
-        moved = zip(self.fisher, self.trainable.values(), self.start_values, strict=True)
-        drift = torch.stack([(f * (p - start).square()).sum() for f, p, start in moved]).sum()
+        drift = weighted_drift(self.fisher, self.trainable.values(), self.start_values)
         return super().total_loss(entropy) + self.hp.fisher_weight * drift

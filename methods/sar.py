@@ -14,11 +14,11 @@ import contextlib
 import math
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 from torch import Tensor
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
+from ctta_bench.parts.sharpness import ascend, descend
 from ctta_bench.registry import METHODS
 
 Reproduced = Literal["none", "official", "mariodoebler"]
@@ -104,20 +104,13 @@ class SAR(Method):
         """Entropy per image [n], in nats."""
         return softmax_entropy(logits)
 
-    @torch.no_grad()
     def ascend(self) -> None:
         """θ ← θ + ρ g / ‖g‖ over all adapted tensors; stores the old θ."""
-        moving = [(p, p.grad) for p in self.trainable.values() if p.grad is not None]
-        parameters, gradients = [p.data for p, _ in moving], [g for _, g in moving]
-        self.kept = [p.detach().clone() for p in self.trainable.values()]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        scale = self.hp.rho / (norm + 1e-12)
-        torch._foreach_add_(parameters, list(torch._foreach_mul(gradients, scale)))
+        self.kept = ascend(list(self.trainable.values()), self.hp.rho)
 
-    @torch.no_grad()
     def undo_perturbation(self) -> None:
         """Return exactly to θ."""
-        torch._foreach_copy_(list(self.trainable.values()), self.kept)
+        descend(list(self.trainable.values()), self.kept)
         self.kept = []
 
     def recover(self, loss: float) -> None:

@@ -8,8 +8,10 @@ source/        moments of source features, distances from them; replay of source
 families/      base classes of similar methods: alignment, contrast, shifting, sample weighting
 encoder        segments of an encoder, and hooks on its blocks
 evolution      search without gradients
+fisher         Fisher information, and the penalty on changes that it weighs
 hog            histograms of oriented gradients
 importance     importance of the values of a parameter
 memory         memory bank of features and predictions, pseudo labels from nearest neighbours
 selection      selection and weights of images for entropy minimisation
+sharpness      the gradient at the sharpest point nearby
 """
