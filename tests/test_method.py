@@ -45,6 +45,9 @@ STEPPING = (
     "deyo",
     "foa_bp",
     "santa",
+    "come_tent",
+    "come_eata",
+    "come_sar",
 )
 FAST = {"lr": 0.01}
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -74,6 +77,9 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "foa": {"candidates": 5},
     "foa_bp": FAST | {"shift_weight": 0.0},
     "dpcore": {"similarity": 1e9, "steps": 1},
+    "come_tent": FAST,
+    "come_eata": FAST | {"margin": 1.0, "max_similarity": 2.0},
+    "come_sar": FAST | {"margin": 1e6, "recovery_threshold": 0.0},
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -291,6 +297,9 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("foa_bp", 1, 1),
         ("dpcore", 2, 1),
         ("t3a", 1, 0),
+        ("come_tent", 1, 1),
+        ("come_eata", 1, 1),
+        ("come_sar", 2, 2),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:

@@ -162,7 +162,19 @@ def test_a_transformer_without_any_record_gets_images_of_the_only_size_that_it_t
 # Norm layers of the ViT: two a block and the last, width 48, weight and bias; of the BatchNorm
 # network: six, 448 channels in all.
 @pytest.mark.parametrize(
-    "name", ["tent", "pseudo_label", "eta", "eata", "rdumb", "rotta", "roid", "cmf"]
+    "name",
+    [
+        "tent",
+        "pseudo_label",
+        "eta",
+        "eata",
+        "rdumb",
+        "rotta",
+        "roid",
+        "cmf",
+        "come_tent",
+        "come_eata",
+    ],
 )
 @pytest.mark.parametrize(
     ("model", "count", "tensors"), [("toy_vit", 9 * 2 * 24, 18), ("toy_cnn", 2 * (12 + 24), 4)]
@@ -181,6 +193,7 @@ def test_methods_of_norm_layers_report_these_and_no_other(
         ("lame", 0),
         ("sar", 6 * 2 * 24),  # a quarter of four blocks is left out, and the last norm
         ("deyo", 6 * 2 * 24),  # as sar
+        ("come_sar", 6 * 2 * 24),
         ("vdp", 2 * 3 * 3 * 5**2),  # a third of 16 pixels
         ("paid", 4 * 9 * 24 * (12 + 1)),  # per block 9 (r + 1) d
         ("lora", 4 * 9 * 24 * 2 * 6),

@@ -53,7 +53,7 @@ def test_a_function_that_computes_otherwise_is_found_out(monkeypatch: pytest.Mon
     assert found == ["y", "grad_A", "grad_B", "grad_x", "merged_weight", "y_merged"]
 
 
-@pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("sar")])
+@pytest.mark.parametrize("name", [n for n in RUNS if n.startswith(("sar", "come_sar"))])
 def test_resets_and_the_moving_average_equal_the_official_ones(name: str) -> None:
     replayed = replay_case(CASES[name], torch.float64)
     theirs = [after.get("resets_so_far", 0) for after in replayed.case["per_batch"]]
@@ -64,7 +64,7 @@ def test_resets_and_the_moving_average_equal_the_official_ones(name: str) -> Non
     )
 
 
-@pytest.mark.parametrize("name", [n for n in RUNS if n.startswith("eata")])
+@pytest.mark.parametrize("name", [n for n in RUNS if n.startswith(("eata", "come_eata"))])
 def test_selections_and_the_average_prediction_equal_the_official_ones(name: str) -> None:
     replayed = replay_case(CASES[name], torch.float64)
     ours, last = replayed.method.selection, replayed.case["per_batch"][-1]
@@ -73,12 +73,13 @@ def test_selections_and_the_average_prediction_equal_the_official_ones(name: str
     assert ours.average.tolist() == pytest.approx(last["moving_probs"], abs=1e-7)
 
 
-def test_the_fisher_information_equals_the_official_one() -> None:
-    replayed = replay_case(CASES["eata_fisher"], torch.float32)
+@pytest.mark.parametrize("name", ["eata_fisher", "come_eata_fisher"])
+def test_the_fisher_information_equals_the_official_one(name: str) -> None:
+    replayed = replay_case(CASES[name], torch.float32)
     assert len(replayed.method.fisher) == 18
-    for name, ours in zip(replayed.method.trainable, replayed.method.fisher, strict=True):
+    for key, ours in zip(replayed.method.trainable, replayed.method.fisher, strict=True):
         torch.testing.assert_close(
-            ours, replayed.recorded[f"aux/fisher/{name}"], atol=1e-7, rtol=1e-4
+            ours, replayed.recorded[f"aux/fisher/{key}"], atol=1e-7, rtol=1e-4
         )
 
 
@@ -125,6 +126,7 @@ def test_every_case_of_the_methods_so_far_is_run() -> None:
         "dpcore",
         "foa",
         "t3a",
+        "come",
     }
     expected = {n for n, f in CASES.items() if n.split("_")[0] in ours and f.folder == HERE}
     # Statistics have a test of their own; the reset after every three updates is another method.
