@@ -20,11 +20,10 @@ token to their start; and a gradient that is rounding noise makes no step (witho
 gradient of the cross-entropy is zero, and Adam would turn it into full steps).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
@@ -37,7 +36,6 @@ from ctta_bench.method import (
     stochastic_restore,
 )
 from ctta_bench.model import SourceModel
-from ctta_bench.parts.encoder import hooked
 from ctta_bench.parts.hog import CELLS, TARGETS, oriented_gradients, patch_targets
 from ctta_bench.parts.views.batch import random_view
 from ctta_bench.parts.views.passes import Augment, over_views
@@ -195,13 +193,13 @@ class ContinualMAE(Method):
     def masked_pass(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """`forward`, with the mask token in place of the embeddings of masked patches [n, N]."""
 
-        def hide(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+        def hide(embedded: Tensor) -> Tensor:
             hidden = mask.view(*embedded.shape[:-1], 1)  # before the position is added
             return torch.where(hidden, self.mask_token.to(embedded.dtype), embedded)
 
         # Autocast would reuse half-precision weights that were made without gradients.
         torch.clear_autocast_cache()
-        with hooked(self.model.network.patch_embed, hide):
+        with self.model.change_patch_embeddings(hide):
             return self.forward(images)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,10 +207,8 @@ class ContinualMAE(Method):
 
         The tokens have the images' precision, also where the network computes in half of it.
         """
-        seen: list[Tensor] = []
-        with hooked(self.model.network.norm, lambda module, inputs, tokens: seen.append(tokens)):
-            logits = self.model(images)
-        return logits, seen[0][:, self.model.network.num_prefix_tokens :].to(images.dtype)
+        tokens, logits = self.model.tokens_and_logits(images)
+        return logits, tokens[:, self.model.prefix_tokens :].to(images.dtype)
 
     def reconstruction_loss(self, tokens: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """Mean squared error between projected masked tokens and their patches' histograms."""
@@ -234,11 +230,7 @@ class ContinualMAE(Method):
 
 def patch_side(model: SourceModel) -> int:
     """Side in pixels of a ViT's patches. Raises MethodError if the model is not supported."""
-    if not isinstance(model.network, VisionTransformer):
-        raise MethodError(
-            f"Continual-MAE does not support {model.name}: it masks the patch embedding of a timm "
-            "VisionTransformer; choose a ViT."
-        )
+    model.require_tokens(asked_by="Continual-MAE")
     height, width = model.network.patch_embed.patch_size
     if height != width or height % CELLS:
         raise MethodError(

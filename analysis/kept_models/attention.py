@@ -6,12 +6,9 @@ Zuidema 2020, arXiv:2005.00928; discarding and the kinds of fusion as in jacobgi
 
     A_l = (1 - ρ) fuse(heads) + ρ I,   rows scaled to 1;   rollout = A_L ... A_1
 
-Fused attention kernels do not build the matrices. They are switched off while maps are computed,
-and always switched on again; the logits are the same except for rounding.
+`ctta_bench.model.inside` records the matrices.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import ConfigError, MethodError
+from ctta_bench.model.inside import recorded_matrices
 
 Fusion = Literal["mean", "max", "min"]
 ROW_SUM_TOLERANCE = 1e-3  # accepts half precision, but no difference of two softmaxes
@@ -41,51 +39,6 @@ class RolloutSettings:
                 raise ConfigError(f"{name} {value}: choose at least 0 and less than 1.")
 
 
-@contextlib.contextmanager
-def recorded_matrices(network: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block, each forward pass appends its attention matrices [n, heads, T, T].
-
-    They are in the order of the layers. Supports the attention of timm, in any model, and
-    MultiheadAttention of torch.
-    """
-    maps: list[Tensor] = []
-    fused = [m for m in network.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
-    before = [module.fused_attn for module in fused]
-    with contextlib.ExitStack() as undo:
-        for module in network.modules():
-            for handle in _hooks(module, maps):
-                undo.callback(handle.remove)
-        for module, was_fused in zip(fused, before, strict=True):
-            undo.callback(setattr, module, "fused_attn", was_fused)
-            module.fused_attn = False  # type: ignore[assignment]
-        yield maps
-
-
-def _hooks(module: nn.Module, maps: list[Tensor]) -> Iterator[Any]:
-    if isinstance(module, nn.MultiheadAttention):
-        wanted = {"need_weights": True, "average_attn_weights": False}
-        yield module.register_forward_pre_hook(
-            lambda _, args, kwargs: (args, kwargs | wanted), with_kwargs=True
-        )
-        yield module.register_forward_hook(lambda _, __, output: maps.append(output[1]))
-        return
-    # The attention of timm applies this layer to the softmax; its rate is 0 in evaluation.
-    dropout = getattr(module, "attn_drop", None)
-    if hasattr(module, "fused_attn") and isinstance(dropout, nn.Module):
-        heads = getattr(module, "num_heads", None)
-        yield dropout.register_forward_pre_hook(lambda _, args: _record(args[0], heads, maps))
-
-
-def _record(matrix: Tensor, heads: int | None, maps: list[Tensor]) -> None:
-    if heads is not None and matrix.ndim > 1 and matrix.shape[1] != heads:
-        raise MethodError(
-            f"an attention layer has {heads} heads but {matrix.shape[1]} matrices (as in "
-            "differential attention): rollout is not defined for it; choose a plain vision "
-            "transformer."
-        )
-    maps.append(matrix)
-
-
 @torch.no_grad()
 def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """The attention matrices [n, heads, T, T] of every layer, and the logits [n, classes].
@@ -101,10 +54,6 @@ def attention_maps(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tens
     finally:
         model.train(training)
     name = getattr(model, "name", type(model).__name__)
-    if not maps:
-        raise MethodError(
-            f"{name}: no attention layer with readable matrices; choose a plain vision transformer."
-        )
     if any(a.shape != maps[0].shape or a.shape[-1] != a.shape[-2] for a in maps) or len(
         maps[0]
     ) != len(images):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
+from ctta_bench.model.inside import TransformerHooks
 from ctta_bench.model.preprocessing import Preprocessing, Regime, recorded_preprocessing
 from ctta_bench.names import OldNames
 
@@ -43,12 +44,14 @@ class PassCounts:
         return self
 
 
-class SourceModel(OldNames, nn.Module):
+class SourceModel(TransformerHooks, OldNames, nn.Module):
     """A network that maps images float [n, 3, H, W] in [0, 1] to logits [n, classes] (or a map).
 
         model = SourceModel(timm.create_model("resnet50", pretrained=True))
         logits = model(images)
         features, logits = model.features_and_logits(images)
+
+    Hooks on attention, tokens and patch embeddings are in `ctta_bench.model.inside`.
 
     Args:
         network: a timm classifier or any module from normalised images to logits. Its
@@ -343,14 +346,16 @@ class SourceModel(OldNames, nn.Module):
             for key, parameter in module.named_parameters(recurse=False)
         }
 
-    def early_norm_parameters(self, skip_last_blocks: int | None = None) -> dict[str, nn.Parameter]:
+    def early_norm_parameters(
+        self, skip_last_blocks: int | None = None, *, skip_final: bool = True
+    ) -> dict[str, nn.Parameter]:
         """Norm parameters except those of the last blocks (default: a quarter) and the final norm.
 
-        SAR and DeYO adapt these.
+        SAR, DeYO and REM adapt these.
         """
         if skip_last_blocks is None:
             skip_last_blocks = math.ceil(len(self.blocks) / 4)
-        return self.norm_parameters(skip_last_blocks=skip_last_blocks, skip_final=True)
+        return self.norm_parameters(skip_last_blocks=skip_last_blocks, skip_final=skip_final)
 
     def weight_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters named weight or bias, by name; class token and position table are not."""

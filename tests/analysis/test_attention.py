@@ -11,11 +11,11 @@ from ctta_bench.analysis.kept_models.attention import (
     RolloutSettings,
     attention_maps,
     patch_maps,
-    recorded_matrices,
     rollout,
     spread,
 )
 from ctta_bench.errors import ConfigError, MethodError
+from ctta_bench.model.inside import recorded_matrices
 
 PLAIN = RolloutSettings("mean", discard=0.0)
 

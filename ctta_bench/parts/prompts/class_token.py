@@ -2,26 +2,18 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ctta_bench.errors import MethodError
 from ctta_bench.model import SourceModel
 from ctta_bench.parts.encoder import hooked
 
 
 def check_class_token(model: SourceModel, *, asked_by: str) -> None:
     """Raise MethodError unless the model is a timm ViT with a class token and features."""
-    network = model.network
-    if not isinstance(network, VisionTransformer) or network.cls_token is None:
-        raise MethodError(
-            f"{asked_by} does not support {model.name}: it uses the class token of a timm "
-            "VisionTransformer, which this model lacks."
-        )
+    model.require_tokens(class_token=True, asked_by=asked_by)
     model.require_features(asked_by=asked_by)
 
 
@@ -32,20 +24,14 @@ def start_prompts(model: SourceModel, count: int) -> Tensor:
     return model.mean.new_empty(count, width).uniform_(-bound, bound)
 
 
-@contextlib.contextmanager
-def prompted(model: SourceModel, prompts: Tensor) -> Iterator[None]:
+def prompted(model: SourceModel, prompts: Tensor) -> contextlib.AbstractContextManager[None]:
     """Context manager: prompts [P, d] follow the class token, without position embedding."""
 
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        tokens: Tensor = inputs[0]
+    def enter(tokens: Tensor) -> Tensor:
         added = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
-        return torch.cat([tokens[:, :1], added, tokens[:, 1:]], dim=1), *inputs[1:]
+        return torch.cat([tokens[:, :1], added, tokens[:, 1:]], dim=1)
 
-    handle = model.network.blocks[0].register_forward_pre_hook(enter)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return model.change_tokens(enter)
 
 
 def class_tokens(model: SourceModel, images: Tensor) -> Tensor:
