@@ -155,6 +155,10 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     first = invoke("grid", "two.yaml", *PLUGIN)
     assert first.exit_code == 0, first.output
     assert "4 cells run, 0 were done before, 0 failed" in first.stdout
+    assert re.search(r"\n1 +TENT +\d", first.stdout)
+    assert re.search(
+        r"Source \(2 seeds, \d+ images per domain\)|; 2 seeds, \d+ images", first.stdout
+    )
     assert re.search(
         r"\[4/4\] done     tent toy toy_vit seed 1  error \d+\.\d %  \d+ s\n", first.stderr
     )
@@ -399,7 +403,10 @@ def test_the_pre_processing_regime_makes_two_cells_and_a_footnote(
         ("lineage", 0.0, 0.0, 0.0),
         ("true", 0.5, 0.5, 0.5),
     ]
-    text = invoke("report", "both").stdout
+    printed = invoke("report", "both").stdout
+    assert printed.count("as in earlier papers") == 1
+    files = (tmp_path / "both/report/tables").glob("*-fashion_cnn-????????.md")
+    text = "".join(file.read_text() for file in files)
     assert text.count("the checkpoint's own") == text.count("as in earlier papers") == 1
     assert text.count("not as the weights were trained") == 1
 

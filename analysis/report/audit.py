@@ -123,9 +123,9 @@ class _Report:
             for table in (t for tables in made.values() for t in (*tables.shown, *tables.folded)):
                 self._check_table(table)
                 known.add(table.name)
-            sentence = headline(group, next(iter(made["significance"].shown), None))
-            if str(escape(sentence)) not in page:
-                self._add(PAGE_FILE, [f'lacks the sentence "{sentence}"'])
+            found = headline(group)
+            lacking = [s for s in (found.verdict, *found.warnings) if str(escape(s)) not in page]
+            self._add(PAGE_FILE, [f'lacks the sentence "{sentence}"' for sentence in lacking])
         others = [t for made in made_tables(runs, OF_ALL).values() for t in made.shown]
         others += [measured_table(record) for record in find_records(self.directory)[0]]
         for table in others:

@@ -1,4 +1,4 @@
-"""The sentence over a group's results, on the page and in the terminal: who differs from source."""
+"""The sentences over a group's results: who differs from source, by how much, and how sure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,116 +6,134 @@ from typing import NamedTuple
 import numpy as np
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.error_model import LEVEL
+from ctta_bench.analysis.table.compared import Compared, compared_with
 from ctta_bench.analysis.table.notes import counted, enumerated
-from ctta_bench.analysis.table.rows import metric_of, rows, source_row
-from ctta_bench.analysis.table.table import Table, signed
+from ctta_bench.analysis.table.rows import Row, metric_of, rows, source_row
+from ctta_bench.analysis.table.table import signed
+from ctta_bench.analysis.tables.leaderboard import is_method, relative_time
 from ctta_bench.scoring.metric import Metric, printed
 
-FEW_IMAGES = 200  # per domain; with fewer the sentence has a warning
-_MAX_NAMED = 4  # better or worse methods with their numbers
+FEW_IMAGES = 200  # per domain; with fewer there is a warning
+_MAX_NAMED = 4  # methods in a sentence
 
 
-class _Compared(NamedTuple):
-    """A method minus source, in the units of the metric. gain: positive if it is better."""
+class Headline(NamedTuple):
+    """What a group's results show, in one or two sentences, and what weakens them."""
 
-    label: str
-    difference: float
+    verdict: str
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.verdict, *self.warnings))
+
+
+class _Gain(NamedTuple):
+    """A method over source, in the units of the metric; positive is better."""
+
+    row: Row
+    gain: float
     low: float
     high: float
-    gain: float
     differs: bool  # after Holm's correction
     detectable: float
 
 
-def headline(group: Runs, significance: Table | None) -> str:
-    """Which methods differ from source, by how much, and what the data can show, in sentences.
+def headline(group: Runs) -> Headline:
+    """Which methods differ from source, by how much, at what price, and what the data can show.
 
-    significance: the table that compares each method of the group with source, if there is one.
+    Example: `str(headline(load(Path("runs/quickstart")).groups()[0]))`
     """
     found, metric = rows(group), metric_of(group)
     source = source_row(found)
-    methods = [row for row in found if row is not source and not np.isnan(row.mean)]
-    if not methods:
-        return "No method has a complete result yet."
-    if source is None or significance is None:
-        best = methods[0]
+    complete = [row for row in found if row is not source and not np.isnan(row.mean)]
+    if not any(map(is_method, complete)) and source is None:
+        return Headline("No method has a complete result yet.", tuple(_missing(group)))
+    if source is None:
+        best = next(row for row in complete if is_method(row))
         text = f"{best.label} has the {metric.superlative}, {metric.shown(best.mean)}."
-        return f"{text} There is no complete run of source to compare with."
-    compared = _compared(significance, metric)
-    if not compared:
-        return f"No method can be compared with {source.label}; the table below it has the reasons."
-    few = _few_images(group)
-    sentences = [_verdict(compared, source.label, metric, _amounts(group))]
-    if group.finished().cells["seed"].nunique() == 1:
-        sentences.append("Only one seed was run, so this says nothing about other seeds.")
-    visible = [c.detectable for c in compared if 0 < c.detectable < np.inf]
-    if visible and (few or not any(c.differs for c in compared)):
-        reason = f"With fewer than {FEW_IMAGES} images per domain, d" if few else "D"
-        least = f"{printed(min(visible))} {_points(metric)}"
-        sentences.append(f"{reason}ifferences below {least} cannot be seen here.")
-    elif few:
-        sentences.append(f"There are fewer than {FEW_IMAGES} images per domain.")
-    return " ".join(sentences)
+        text += " There is no complete run of source to compare with."
+        return Headline(text, tuple(_warnings(group, [])))
+    # As in the table of significance, warm-ups without adaptation count in Holm's correction.
+    gains = _gains(compared_with(source, complete, metric), metric)
+    if not gains:
+        text = f"No method can be compared with {source.label}"
+        text += "; the table below it has the reasons." if complete else " yet."
+        return Headline(text, tuple(_missing(group)))
+    methods = [row for row in complete if is_method(row)]
+    verdict = _verdict(gains, source, methods, group)
+    return Headline(verdict, tuple(_warnings(group, gains)))
 
 
-def _compared(significance: Table, metric: Metric) -> list[_Compared]:
+def _gains(compared: Sequence[Compared], metric: Metric) -> list[_Gain]:
     """The methods with a comparison, from the best to the worst."""
-    labels = dict(
-        zip(significance.frame.index, (label for label, _ in significance.lines), strict=True)
-    )
-    frame = significance.frame.dropna(subset=["difference", "p_holm"])
-    found = [
-        _Compared(
-            labels[name],
-            row["difference"],
-            row["low"],
-            row["high"],
-            -metric.ascending * row["difference"],
-            bool(row["p_holm"] < LEVEL),
-            row["detectable"],
-        )
-        for name, row in frame.to_dict("index").items()
-    ]
-    return sorted(found, key=lambda compared: -compared.gain)
+    found = []
+    for one in compared:
+        if one.estimate is not None and is_method(one.row):
+            gain = one.estimate.scaled(-metric.ascending)
+            found.append(
+                _Gain(one.row, gain.mean, gain.low, gain.high, one.differs, gain.detectable)
+            )
+    return sorted(found, key=lambda one: -round(one.gain, 9))
 
 
-def _verdict(compared: Sequence[_Compared], source: str, metric: Metric, amounts: str) -> str:
-    better = [c for c in compared if c.differs and c.gain > 0]
-    worse = [c for c in compared if c.differs and c.gain < 0]
-    alike = [c.label for c in compared if not c.differs]
-    points = _points(metric)
+def _verdict(gains: Sequence[_Gain], source: Row, methods: Sequence[Row], group: Runs) -> str:
+    metric = metric_of(group)
+    better = [one for one in gains if one.differs and one.gain > 0]
+    worse = [one for one in gains if one.differs and one.gain < 0]
+    amounts = _amounts(group)
     if not better and not worse:
-        best = compared[0]
+        best = gains[0]
         interval = f", [{signed(best.low)}, {signed(best.high)}]" if np.isfinite(best.low) else ""
         return (
-            f"No method differs from {source} (best: {best.label}, {signed(best.difference)} "
-            f"{points}{interval}; {amounts})."
+            f"No method differs from {source.label} (best: {best.row.label}, {signed(best.gain)} "
+            f"{_points(metric)}{interval}; {amounts})."
         )
-    parts = [f"No method is better than {source}"]
-    if better:
-        parts = [f"{better[0].label} is better than {source} by {_size(better[0], points)}"]
-    if better[1:]:
-        parts.append(f"so {_verb(better[1:])} {_named(better[1:])}")
+    if not better:
+        return (
+            f"No method is better than {source.label}; {_names([w.row for w in worse[::-1]])} "
+            f"{_verb(worse)} worse ({amounts})."
+        )
+    best = better[0]
+    ratio = relative_time(best.row, source)
+    price = f" at {printed(ratio)} × its time" if np.isfinite(ratio) else ""
+    alike = _not_distinguishable(best.row, methods, metric)
+    unsure = [one.row for one in gains[: gains.index(best)]]
+    text = (
+        f"{best.row.label} is better than {source.label} by {printed(best.gain)} "
+        f"{_points(metric)}{_interval(best)}{price}"
+    )
     if alike:
-        parts.append(f"{enumerated(alike)} {_verb(alike)} not distinguishable from it")
-    if worse:
-        parts.append(f"{_named(worse[::-1])} {_verb(worse)} worse")
-    return f"{'; '.join(parts)} ({amounts}; after Holm's correction)."
+        text += f"; {_names(alike)} {_verb(alike)} not distinguishable from {best.row.label}"
+    if unsure:
+        verb = "gain is" if len(unsure) == 1 else "gains are"
+        text += f"; for {_names(unsure)} the larger {verb} not distinguishable from 0"
+    if len(gains) == 1:
+        return f"{text} ({amounts})."
+    rest = len(gains) - len(better) - len(worse)
+    counts = [f"{len(better)} of {len(gains)} methods {_verb(better)} better than {source.label}"]
+    counts += [f"{len(worse)} {_verb(worse)} worse"] if worse else []
+    if rest:
+        counts.append(f"{rest} {'is' if rest == 1 else 'are'} not distinguishable from it")
+    return f"{text}. {enumerated(counts)} ({amounts})."
 
 
-def _size(compared: _Compared, points: str) -> str:
-    """`5.4 points [3.8, 7.0]`, both positive."""
-    ends = sorted(abs(end) for end in (compared.low, compared.high))
-    return f"{printed(abs(compared.gain))} {points} [{', '.join(map(printed, ends))}]"
+def _not_distinguishable(best: Row, methods: Sequence[Row], metric: Metric) -> list[Row]:
+    """The other methods that do not differ from the best, as marked in the leaderboard."""
+    compared = compared_with(best, [row for row in methods if row is not best], metric)
+    return [one.row for one in compared if one.estimate is not None and not one.differs]
 
 
-def _named(compared: Sequence[_Compared]) -> str:
-    """`TENT (2.1 [1.0, 3.2]) and SAR (1.0 [0.2, 1.8])`, and how many more there are."""
-    texts = [f"{c.label} ({_size(c, '').replace('  ', ' ')})" for c in compared]
-    if len(texts) > _MAX_NAMED:
-        return f"{', '.join(texts[:_MAX_NAMED])} and {len(texts) - _MAX_NAMED} more"
-    return enumerated(texts)
+def _interval(of: _Gain) -> str:
+    """` [3.8, 7.0]`."""
+    return f" [{printed(of.low)}, {printed(of.high)}]" if np.isfinite(of.low) else ""
+
+
+def _names(found: Sequence[Row]) -> str:
+    """`TENT, SAR and CoTTA`, or the first few and how many more there are."""
+    labels = [row.label for row in found]
+    if len(labels) > _MAX_NAMED:
+        return f"{', '.join(labels[: _MAX_NAMED - 1])} and {len(labels) - _MAX_NAMED + 1} more"
+    return enumerated(labels)
 
 
 def _verb(subjects: Sequence[object]) -> str:
@@ -131,9 +149,40 @@ def _amounts(group: Runs) -> str:
     images = group.domains["n"]
     low, high = int(images.min()), int(images.max())
     shown = f"{low}" if low == high else f"{low} to {high}"
-    seeds = int(group.finished().cells["seed"].nunique())
-    return f"{counted(seeds, 'seed')}, {shown} images per domain"
+    return f"{counted(_seeds(group), 'seed')}, {shown} images per domain"
 
 
-def _few_images(group: Runs) -> bool:
-    return bool(group.domains["n"].min() < FEW_IMAGES)
+def _seeds(group: Runs) -> int:
+    return int(group.finished().cells["seed"].nunique())
+
+
+def _warnings(group: Runs, gains: Sequence[_Gain]) -> list[str]:
+    """What a reader must know before trusting the verdict, one sentence each."""
+    found = []
+    if _seeds(group) == 1:
+        found.append("Only one seed was run, so this says nothing about other seeds.")
+    few = bool(group.domains["n"].min() < FEW_IMAGES)
+    visible = [one.detectable for one in gains if 0 < one.detectable < np.inf]
+    if visible and (few or not any(one.differs for one in gains)):
+        reason = f"With fewer than {FEW_IMAGES} images per domain, d" if few else "D"
+        least = f"{printed(min(visible))} {_points(metric_of(group))}"
+        found.append(f"{reason}ifferences below {least} cannot be seen here.")
+    elif few:
+        found.append(f"There are fewer than {FEW_IMAGES} images per domain.")
+    cell = group.cells.iloc[0]
+    if group.domains["n"].max() <= cell["batch_size"]:
+        found.append("Each domain is a single batch, so hardly any adaptation can be seen here.")
+    return [*found, *_missing(group)]
+
+
+def _missing(group: Runs) -> list[str]:
+    """How many cells have no result, by their state."""
+    states = group.cells["state"].value_counts()
+    lacking = [f"{count} {state}" for state, count in states.items() if state != "done"]
+    if not lacking:
+        return []
+    total = counted(int(states.sum()), "cell")
+    missing = int(states.sum() - states.get("done", 0))
+    return [
+        f"{missing} of {total} {'is' if missing == 1 else 'are'} missing ({', '.join(lacking)})."
+    ]

@@ -44,8 +44,8 @@ from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 class ReportFiles:
     """The files of a report.
 
-    tables: the main tables. headlines: the sentence over each, "" over one of measured costs.
-    left_out: the unusable folders.
+    tables: the main tables; those of measured cost if there are no runs. leaderboards: that of
+    each main table, and headlines: the sentences over it. left_out: the unusable folders.
     """
 
     page: Path
@@ -53,6 +53,7 @@ class ReportFiles:
     table_files: list[Path]
     figure_files: list[Path]
     tables: list[Table]
+    leaderboards: list[Table]
     left_out: list[tuple[Path, str]]
     headlines: list[str]
 
@@ -101,7 +102,8 @@ def write_report(
         ]
         keys = citation_keys(methods) if citations else {}
         sections = [_section(group, runs, draft, against, canvas, keys) for group in groups]
-        main_tables = [section.tables[0] for section in sections]
+        leaderboards = [section.tables[0] for section in sections]
+        main_tables = [section.tables[1] for section in sections]
         headlines = [section.headline for section in sections]
         sections = _with_unique_titles(sections)
         if main_tables:
@@ -113,7 +115,6 @@ def write_report(
             sections.append(_measured(measured, draft, keys))
             if not main_tables:
                 main_tables = sections[-1].tables
-                headlines = [""] * len(main_tables)
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
@@ -124,6 +125,7 @@ def write_report(
         table_files=sorted((output / "tables").iterdir()),
         figure_files=sorted((output / "figures").iterdir()),
         tables=main_tables,
+        leaderboards=leaderboards,
         left_out=runs.left_out,
         headlines=headlines,
     )
@@ -170,7 +172,7 @@ def _section(
     streams = [figure.paths for figure in figures if figure.entry == "stream"]
     return Section(
         notes.title(group),
-        headline(group, next(iter(made["significance"].shown), None)),
+        str(headline(group)),
         shown,
         [_embedded(figure) for figure in figures],
         cells=cell_pages(group),

@@ -1,21 +1,60 @@
 """The error model on rows: how sure a row's mean is, and whether two rows differ."""
 
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 
-from ctta_bench.analysis.read.error_model import Estimate
-from ctta_bench.analysis.read.statistics import mean_estimate, paired_difference
+from ctta_bench.analysis.read.error_model import LEVEL, Estimate
+from ctta_bench.analysis.read.statistics import holm, mean_estimate, paired_difference
 from ctta_bench.analysis.table.rows import Row
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import PREDICTIONS_FILE
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.scoring.metric import Metric
+
+_CACHED = 4096  # estimates: tables, sentences and figures ask for the same ones
+Paths = tuple[str, ...]
+Times = tuple[int, ...]
+
+
+class Compared(NamedTuple):
+    """A row minus another one. estimate: None with the reason why there is none.
+
+    p_holm: corrected for all comparisons that were made together; NaN without an estimate.
+    """
+
+    row: Row
+    estimate: Estimate | None
+    p_holm: float
+    reason: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two rows differ, after Holm's correction."""
+        return self.p_holm < LEVEL
+
+
+def compared_with(reference: Row, others: Sequence[Row], metric: Metric) -> list[Compared]:
+    """Each of the other rows minus the reference, with Holm's correction over all of them."""
+    found = [difference(row, reference, metric) for row in others]
+    tested = iter(holm([one.p for one in found if isinstance(one, Estimate)]))
+    return [
+        Compared(row, one, next(tested))
+        if isinstance(one, Estimate)
+        else Compared(row, None, float("nan"), one)
+        for row, one in zip(others, found, strict=True)
+    ]
 
 
 def uncertainty(row: Row, metric: Metric) -> Estimate | None:
     """The mean of a row over its finished seeds with its error; None for an incomplete row."""
     if np.isnan(row.mean):  # a domain is missing
         return None
-    paths = row.finished["path"].tolist()
-    return mean_estimate(paths, metric=metric.name, same_images=_same_images(row))
+    paths = tuple(row.finished["path"])
+    return _mean_of(paths, metric.name, _same_images(row), _changed(paths))
 
 
 def drawn_half(row: Row, metric: Metric) -> float:
@@ -26,15 +65,41 @@ def drawn_half(row: Row, metric: Metric) -> float:
 
 def difference(a: Row, b: Row, metric: Metric) -> Estimate | str:
     """The mean of a minus that of b over the seeds that both have, or why there is none."""
-    paths = [dict(zip(r.finished["seed"], r.finished["path"], strict=True)) for r in (a, b)]
-    common = sorted(paths[0].keys() & paths[1].keys())
+    common = common_seeds(a, b)
     if not common:
         return f"no finished seed in common with {b.label}."
-    ours, theirs = ([of_row[seed] for seed in common] for of_row in paths)
+    ours, theirs = (
+        tuple(row.finished.set_index("seed")["path"].loc[common].tolist()) for row in (a, b)
+    )
     try:
-        return paired_difference(ours, theirs, metric=metric.name, same_images=_same_images(a))
+        return _difference_of(
+            ours, theirs, metric.name, _same_images(a), _changed((*ours, *theirs))
+        )
     except RunError as error:
         return str(error)
+
+
+def common_seeds(a: Row, b: Row) -> list[int]:
+    """The seeds that both rows have finished."""
+    return sorted(set(a.finished["seed"]) & set(b.finished["seed"]))
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def _mean_of(paths: Paths, metric: str, same_images: bool, _changed: Times) -> Estimate:
+    return mean_estimate(paths, metric=metric, same_images=same_images)
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def _difference_of(
+    ours: Paths, theirs: Paths, metric: str, same_images: bool, _changed: Times
+) -> Estimate:
+    return paired_difference(ours, theirs, metric=metric, same_images=same_images)
+
+
+def _changed(paths: Paths) -> Times:
+    """When the predictions of cells were written; 0 where there are none."""
+    files = (Path(path) / PREDICTIONS_FILE for path in paths)
+    return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
 
 
 def _same_images(row: Row) -> bool:

@@ -45,6 +45,11 @@ class Row:
         return done
 
     @property
+    def starts_from(self) -> str:
+        """The model whose scores a row without adaptation has: "warm-up" or "source"; else ""."""
+        return str(self.cells["starts_from"].iloc[0])
+
+    @property
     def seed_means(self) -> npt.NDArray[np.float64]:
         """[finished seeds]: mean over domains, then over rounds; NaN if a domain is missing."""
         return _means(*_means(self.values, self.empty, axis=2), axis=1)[0]

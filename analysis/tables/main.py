@@ -9,10 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.error_model import LEVEL, Estimate
-from ctta_bench.analysis.read.statistics import holm
+from ctta_bench.analysis.read.error_model import LEVEL
 from ctta_bench.analysis.table import notes
-from ctta_bench.analysis.table.compared import difference, uncertainty
+from ctta_bench.analysis.table.compared import compared_with, uncertainty
 from ctta_bench.analysis.table.rows import (
     Row,
     domain_labels,
@@ -118,15 +117,17 @@ def significance_table(runs: Runs) -> Table | None:
     metric = metric_of(runs)
     if source is None or not others:
         return None
-    results = {row.name: difference(row, source, metric) for row in others}
-    paired = {name: r for name, r in results.items() if isinstance(r, Estimate)}
+    compared = compared_with(source, others, metric)
     frame = pd.DataFrame(
-        [(r.mean, r.low, r.high, r.p, r.detectable) for r in paired.values()],
-        index=list(paired),
-        columns=["difference", "low", "high", "p", "detectable"],
+        [
+            [np.nan] * 6 if e is None else (e.mean, e.low, e.high, e.p, e.detectable, p_holm)
+            for _, e, p_holm, _ in compared
+        ],
+        index=[row.name for row in others],
+        columns=["difference", "low", "high", "p", "detectable", "p_holm"],
+        dtype=float,
     )
-    seeds = max((e.seeds for e in paired.values()), default=1)
-    frame["p_holm"] = holm(frame["p"].tolist())
+    seeds = max((e.seeds for _, e, *_ in compared if e is not None), default=1)
     return Table(
         name=f"{notes.table_name(runs)}-significance",
         caption=(
@@ -137,13 +138,11 @@ def significance_table(runs: Runs) -> Table | None:
             f"(Holm) below {LEVEL}. Detectable: the smallest true difference that a test at "
             "this level finds with 80 % power, before the correction."
         ),
-        frame=frame.reindex(list(results)),
+        frame=frame,
         header=("method", "difference", "95 % interval", "p", "p (Holm)", "detectable"),
         lines=tuple((row.label, _significance_line(frame, row.name)) for row in others),
         footnotes=tuple(
-            f"{row.label}: {reason}"
-            for row in others
-            if isinstance(reason := results[row.name], str)
+            f"{row.label}: {reason}" for row, estimate, _, reason in compared if estimate is None
         ),
     )
 
@@ -204,8 +203,8 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
         columns["micro mean"] = ranked(frame["micro_mean"], higher)
     if "gain" in frame:
         columns["gain"] = [Entry(signed(value)) for value in frame["gain"]]
-    if _seeds_vary(found):
-        columns["seeds"] = [Entry(_seeds(row)) for row in found]
+    if seeds_vary(found):
+        columns["seeds"] = [Entry(seeds_text(row)) for row in found]
     more = list(columns)[len(values) :]
     return replace(
         plan,
@@ -223,21 +222,23 @@ def _in(cells: Cells, column: str) -> set[str]:
     return {row for row, name in cells if name == column}
 
 
-def _seeds_vary(found: Sequence[Row]) -> bool:
+def seeds_vary(found: Sequence[Row]) -> bool:
+    """Whether a table needs a column with the number of seeds of each row."""
     return len({(len(row.values), len(row.cells)) for row in found}) > 1 or any(
         len(row.values) != len(row.cells) for row in found
     )
 
 
-def _seeds(row: Row) -> str:
+def seeds_text(row: Row) -> str:
+    """Finished seeds, of how many if not all: `3`, `2/3`."""
     done, planned = len(row.values), len(row.cells)
     return str(done) if done == planned else f"{done}/{planned}"
 
 
 def _significance_line(frame: pd.DataFrame, name: str) -> tuple[Entry, ...]:
-    if name not in frame.index:
-        return (Entry(MISSING),) * 5
     mean, low, high, p, detectable, p_holm = frame.loc[name]
+    if np.isnan(mean):
+        return (Entry(MISSING),) * 5
     return (
         Entry(signed(mean), best=p_holm < LEVEL),
         Entry(f"[{signed(low)}, {signed(high)}]" if np.isfinite(low) else MISSING),

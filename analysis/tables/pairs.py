@@ -23,9 +23,9 @@ def pair_table(runs: Runs) -> Table | None:
     """The difference of each pair of methods of one group; None for fewer than three methods.
 
     An entry is the mean of the row minus that of the column, in points. The p-values are corrected
-    by Holm over all pairs of the table.
+    by Holm over all pairs of the table. Rows of a warm-up without adaptation are left out.
     """
-    complete = [row for row in rows(runs) if not np.isnan(row.mean)]
+    complete = [row for row in rows(runs) if not np.isnan(row.mean) and not row.starts_from]
     found = in_axis_order(complete[:MAX_METHODS])
     if len(found) < 3:
         return None

@@ -46,10 +46,13 @@ def all_ranks(runs: Runs) -> list[Ranks]:
     """The ranks of each group, and over all groups those of the methods that all of them have.
 
     Nothing for fewer than FEWEST_METHODS methods or FEWEST_BLOCKS domains. Each swept value of a
-    method counts as a method.
+    method counts as a method; what a warm-up leaves without adaptation does not.
     """
     groups = runs.groups()
-    found_rows = [[row for row in rows(group) if not np.isnan(row.mean)] for group in groups]
+    found_rows = [
+        [row for row in rows(group) if not np.isnan(row.mean) and not row.starts_from]
+        for group in groups
+    ]
     values = [_values(group, found) for group, found in zip(groups, found_rows, strict=True)]
     labels = {row.name: row.label for found in reversed(found_rows) for row in found}
     found = [

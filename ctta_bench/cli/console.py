@@ -3,12 +3,16 @@
 from typing import Any
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.names import late
 from ctta_bench.record.schema import CellRecord, ResultRecord
+
+_ALWAYS = 3  # columns of a leaderboard after rank and method: error, gain, time
 
 # In 0.1.0 the progress bars were in this module.
 __getattr__ = late("ctta_bench.cli", "progress")
@@ -71,7 +75,7 @@ def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int)
     """
     columns = list(enumerate(header[1:]))
     cells = {
-        (row, column): Text(e.text, "bold" if e.best else "underline" if e.second else "")
+        (row, column): Text(e.text, _style(e))
         for row, (_, entries) in enumerate(lines)
         for column, e in enumerate(entries)
     }
@@ -91,6 +95,39 @@ def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int)
             table.add_section()
         table.add_row(name, *(cells[row, column] for row in range(len(lines))))
     return table
+
+
+def leaderboard_table(board: Any, console: Console) -> tuple[Table, list[str]]:
+    """A leaderboard with as many of its columns as fit the console, and the heads of the others.
+
+    The rank comes before the method. Of the columns with any value, the last are left out first;
+    rank, method, error, gain and time are always there.
+    """
+    from ctta_bench.analysis.table.table import MISSING  # late: `status` must not load pandas
+
+    method, rank, *others = board.header
+    unlimited = console.options.update_width(10_000)
+    filled = [
+        place
+        for place in range(1, len(others) + 1)
+        if any(entries[place].text != MISSING for _, entries in board.lines)
+    ]
+    for count in range(len(filled), 0, -1):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+        table.add_column(rank, justify="left")
+        table.add_column(method, overflow="fold")
+        for place in filled[:count]:
+            table.add_column(others[place - 1], justify="right", no_wrap=True)
+        for label, entries in board.lines:
+            cells = (Text(entries[place].text, _style(entries[place])) for place in filled[:count])
+            table.add_row(entries[0].text, Text(label), *cells)
+        if count <= _ALWAYS or Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+    return table, [others[place - 1] for place in filled[count:]]
+
+
+def _style(entry: Any) -> str:
+    return "bold" if entry.best else "underline" if entry.second else ""
 
 
 def plain_table(columns: list[str], rows: list[list[str]], title: str = "") -> Table:

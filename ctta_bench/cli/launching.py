@@ -21,6 +21,7 @@ from ctta_bench.cli.command import (
     load_plugins,
     option,
     print_error,
+    printer,
 )
 from ctta_bench.cli.completion import benchmarks, completion, experiments, one_of
 from ctta_bench.cli.running import cell_loggers
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ctta_bench.source_models.shared import Models
 
 EXECUTORS = ("local", "slurm", "debug")
+MOST_BOARDS = 4  # leaderboards after a grid; `report` prints all
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ def grid(
             executor, options.jobs, options.cells_per_gpu, options.device, len(chosen.todo)
         )
         _run_here(chosen, directory, share, launch, options.quiet, models)
+    if profile is None and (chosen.outcome.done or chosen.outcome.kept):
+        _print_results(directory)
     _print_outcome(chosen.outcome, directory, submitted=profile is not None)
 
 
@@ -354,6 +358,23 @@ def _run_here(
         outcome=chosen.outcome,
         models=models,
     )
+
+
+def _print_results(directory: Path) -> None:
+    """Print the leaderboard of each protocol; of many protocols the sentences alone."""
+    from ctta_bench.analysis.read.collect import load
+    from ctta_bench.analysis.report.headline import headline
+    from ctta_bench.analysis.table.notes import title
+    from ctta_bench.analysis.tables.leaderboard import leaderboard
+    from ctta_bench.cli.reporting import print_leaderboards
+
+    groups = load(directory, os.cpu_count() or 1).groups()
+    sentences = [str(headline(group)) for group in groups]
+    if len(groups) <= MOST_BOARDS:
+        print_leaderboards([leaderboard(group) for group in groups], sentences)
+        return
+    for group, sentence in zip(groups, sentences, strict=True):
+        printer().print(f"{title(group)}: {sentence}", highlight=False, markup=False)
 
 
 def _print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:

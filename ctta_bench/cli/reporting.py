@@ -59,10 +59,13 @@ def report(
     citations: Annotated[
         bool, typer.Option("--citations", help="Add a \\citep after each method in LaTeX tables.")
     ] = False,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser afterwards.")
+    ] = False,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Write tables, figures and one HTML page from finished runs, and print the tables.
+    """Write tables, figures and one HTML page from finished runs, and print the leaderboards.
 
     Example: `ctta-bench report runs/quickstart`
     """
@@ -88,20 +91,42 @@ def report(
         citations=citations,
     )
     if as_json:
-        tables = [
-            {
-                "headline": headline,
-                "caption": t.caption,
-                "rows": t.frame.reset_index().to_dict("records"),
-            }
-            for t, headline in zip(files.tables, files.headlines, strict=True)
-        ]
-        print_json({"page": files.page, "results": files.results, "tables": tables})
+        print_json(_as_records(files))
         return
-    _print_tables(files.tables, files.headlines)
+    if files.leaderboards:
+        print_leaderboards(files.leaderboards, files.headlines)
+    else:
+        _print_tables(files.tables)
     for folder, reason in files.left_out:
         print_error(f"{folder}: {reason}", "left out")
     typer.echo(f"page: {files.page.resolve()}")
+    if opened:
+        open_page(files.page)
+
+
+def print_leaderboards(boards: Sequence[Any], headlines: Sequence[str]) -> None:
+    """Print each leaderboard at the width of the terminal, and what it shows in a sentence."""
+    from ctta_bench.analysis.tables.leaderboard import KEY
+    from ctta_bench.cli.console import leaderboard_table
+
+    for board, headline in zip(boards, headlines, strict=True):
+        title, *_ = board.caption.partition(". ")
+        printer().print(f"\n{title}", style="bold", highlight=False, markup=False)
+        table, left_out = leaderboard_table(board, printer())
+        printer().print(table)
+        room = [f"No room for {', '.join(left_out)}: see the report."] if left_out else []
+        for note in (*room, *board.footnotes):
+            printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+        printer().print(headline, highlight=False, markup=False)
+    printer().print(f"\n{KEY}", style="dim", highlight=False, markup=False)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the browser; a note where there is none."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        print_error("there is no browser here; open the page above yourself", "note")
 
 
 @command
@@ -154,18 +179,34 @@ def _print_quoted(out: Path | None, as_json: bool, citations: bool) -> None:
         typer.echo(f"tables: {written[0].parent.resolve()}")
 
 
-def _print_tables(tables: Sequence[Any], headlines: Sequence[str] = ()) -> None:
-    """Print each table, with its headline over it and its caption and footnotes below."""
+def _print_tables(tables: Sequence[Any]) -> None:
+    """Print each table, with its caption and footnotes below."""
     from ctta_bench.cli.console import comparison_table
 
-    for table, headline in zip(tables, headlines or [""] * len(tables), strict=True):
-        if headline:
-            printer().print(headline, highlight=False, markup=False)
+    for table in tables:
         width = printer().width
         printer().print(comparison_table(table.heads, table.lines, table.unit, width))
         printer().print(table.caption, style="dim", highlight=False)
         for note in table.footnotes:
             printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+
+
+def _as_records(files: Any) -> dict[str, Any]:
+    """What `report --format json` prints: the main tables with headline and leaderboard."""
+    boards = [board.frame.reset_index().to_dict("records") for board in files.leaderboards]
+    headlines = files.headlines or [""] * len(files.tables)
+    tables = [
+        {
+            "headline": headline,
+            "caption": table.caption,
+            "rows": table.frame.reset_index().to_dict("records"),
+            "leaderboard": board,
+        }
+        for table, headline, board in zip(
+            files.tables, headlines, boards or [[]] * len(files.tables), strict=True
+        )
+    ]
+    return {"page": files.page, "results": files.results, "tables": tables}
 
 
 def _as_record(table: Any) -> dict[str, Any]:

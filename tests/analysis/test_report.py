@@ -38,10 +38,10 @@ def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
     assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv", ".bib"}
     assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
-    kinds = ["calibration", "cost", "domain", "protocols", "seeds", "significance"]
+    kinds = ["calibration", "cost", "domain", "leaderboard", "protocols", "seeds", "significance"]
     stems = {path.stem.rpartition("-")[2] for path in report.table_files} - {"references"}
     assert sorted(stems - {report.tables[0].name.rpartition("-")[2]}) == kinds
-    assert len(report.table_files) == 7 * 3 + 1
+    assert len(report.table_files) == 8 * 3 + 1
     assert len(report.figure_files) == 2 * 3
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
@@ -220,4 +220,4 @@ def test_a_cut_log_of_batches_costs_the_curve_but_no_number(cell, runs_dir, tmp_
 def test_the_page_shows_the_means_before_the_domains(own_report):
     (heads, *_) = re.findall(r"<thead>(.*?)</thead>", own_report.page.read_text())
     found = re.findall(r"<th[^>]*>(.*?)</th>", heads)
-    assert found[:2] == ["method", "mean"] and found[-1] == "fog"
+    assert found[:3] == ["method", "rank", "error %"] and found[-1] == "fog"
