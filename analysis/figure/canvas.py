@@ -43,7 +43,7 @@ TITLE_SIZE = 10  # points
 CHARACTERS_PER_INCH = 12  # of a title, with some reserve
 LETTERS_ON_SCREEN = 14  # per inch, of a label
 LETTERS_PER_INCH = 17  # of a label on paper
-LETTERS_UPRIGHT = 34  # of a label of a vertical axis on paper
+LETTERS_UPRIGHT = 24  # of a label of a vertical axis on paper
 LETTERS_OF_NAME = 24  # of a name at a vertical axis, in one column
 _LETTER, _KEY, _LINE = 0.052, 0.5, 0.15  # inches, in a legend on paper
 _LETTER_ON_SCREEN, _KEY_ON_SCREEN, _LINE_ON_SCREEN = 0.075, 0.7, 0.19
@@ -141,10 +141,15 @@ class Canvas:
 SCREEN = Canvas()
 
 
-def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path) -> list[Path]:
-    """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths."""
+def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
+    """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths.
+
+    A caption, in sentences, is written to stem.txt.
+    """
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
     paths[2].write_text(csv_text(drawn), "utf-8")
+    if caption:
+        stem.with_name(f"{stem.name}.txt").write_text(f"{caption}\n", "utf-8")
     return paths

@@ -6,10 +6,18 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.style import line_style
+from ctta_bench.analysis.figure.lines import (
+    Line,
+    caption_of,
+    draw_rest,
+    label_ends,
+    rest_text,
+    row_looks,
+    sorted_out,
+)
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.notes import title
-from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
+from ctta_bench.analysis.table.notes import title, upper_first
+from ctta_bench.analysis.table.rows import Row, metric_of, rows
 from ctta_bench.registry import FIGURES
 
 FEWEST = 3  # rounds of a curve
@@ -26,42 +34,53 @@ FEWEST = 3  # rounds of a curve
 def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each round, one line per method, with a band of ± one deviation over its seeds.
 
-    Writes stem.png, stem.pdf and stem.csv and returns their paths; nothing for fewer than three
-    rounds or without a complete method.
+    Writes stem.png, stem.pdf, stem.csv and its caption stem.txt, and returns the first three;
+    nothing for fewer than three rounds or without a complete method.
     """
     found = [row for row in rows(runs) if not np.isnan(row.mean)]
     num_rounds = int(runs.cells["rounds"].iloc[0])
     if num_rounds < FEWEST or not found:
         return []
-    curves = [_curve(row) for row in found]
+    curves = {row.name: _curve(row) for row in found}
+    looks = row_looks(found)
+    groups, rest = sorted_out(
+        [
+            Line(
+                row.name,
+                row.label,
+                looks[row.name],
+                curve["round"].to_numpy(),
+                curve["mean"].to_numpy(),
+            )
+            for row, curve in zip(found, curves.values(), strict=True)
+        ]
+    )
+    metric = metric_of(runs)
     with canvas.drawing():
         figure = canvas.figure((6.4, 3.6), 2.1)
         axes = figure.subplots()
-        for place, (row, curve) in enumerate(zip(found, curves, strict=True)):
-            style = line_style(place, is_source=row.method == SOURCE)
-            axes.plot(
-                curve["round"],
-                curve["mean"],
-                **style,
-                ms=4,
-                lw=1.3,
-                label=row.label,
-            )
-            spread = curve["std"].fillna(0.0)
-            axes.fill_between(
-                curve["round"],
-                curve["mean"] - spread,
-                curve["mean"] + spread,
-                color=style["color"],
-                alpha=0.15,
-                lw=0,
-            )
+        draw_rest(axes, rest)
+        for line, *_ in groups:
+            axes.plot(line.x, line.y, **line.look.line, ms=4, lw=1.3)
+            spread = curves[line.name]["std"].fillna(0.0)
+            low, high = line.y - spread, line.y + spread
+            axes.fill_between(line.x, low, high, color=line.look.colour, alpha=0.15, lw=0)
         axes.set_xticks(range(1, num_rounds + 1))
-        axes.set_xlabel("round")
-        axes.set_ylabel(canvas.narrow(metric_of(runs).text))
-        canvas.legend(figure, handlelength=3)
+        canvas.below(figure, f"round{rest_text(rest)}")
+        axes.set_ylabel(canvas.narrow(metric.text))
         canvas.title(figure, title(runs))
-        return save_figure(figure, pd.concat(curves), stem)
+        label_ends(figure, axes, groups, canvas)
+        several = max(len(row.values) for row in found) > 1
+        caption = [
+            f"{upper_first(metric.text)}, mean of each round: {title(runs)}.",
+            "Bands: ± sample standard deviation over seeds, no interval and no test."
+            if several
+            else "One seed.",
+            caption_of(groups, rest),
+        ]
+        return save_figure(
+            figure, pd.concat(curves.values()), stem, " ".join(filter(None, caption))
+        )
 
 
 def _curve(row: Row) -> pd.DataFrame:

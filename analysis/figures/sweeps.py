@@ -9,7 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.style import COLOURS, DASHES, MARKERS, SOURCE_COLOUR
+from ctta_bench.analysis.figure.lines import (
+    Line,
+    caption_of,
+    draw_rest,
+    label_ends,
+    rest_text,
+    sorted_out,
+)
+from ctta_bench.analysis.figure.palette import SOURCE_LOOK
+from ctta_bench.analysis.figure.palette import looks as looks_of
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.compared import drawn_half
 from ctta_bench.analysis.table.notes import half_interval, title
@@ -42,7 +51,7 @@ class Sweep:
     labels: dict[str, str]
     source: float
     title: str
-    metric: str
+    metric: Metric
 
 
 def sweeps(runs: Runs) -> list[Sweep]:
@@ -68,7 +77,7 @@ def sweeps(runs: Runs) -> list[Sweep]:
             labels,
             float("nan") if source is None else source.mean,
             title(runs),
-            metric_of(runs).text,
+            metric_of(runs),
         )
         for key, of_key in points.items()
     ]
@@ -103,7 +112,7 @@ def batch_size_sweeps(runs: Runs) -> list[Sweep]:
                     labels,
                     float("nan"),
                     title(first),
-                    metric_of(first).text,
+                    metric_of(first),
                 )
             )
     return found
@@ -127,34 +136,55 @@ def batch_size_figures(
 
 
 def _drawn(sweep: Sweep, stem: Path, canvas: Canvas) -> tuple[str, list[Path]]:
+    return _text(sweep), sweep_figure(sweep, stem.with_name(f"{stem.name}-{sweep.key}"), canvas)
+
+
+def _text(sweep: Sweep) -> str:
     return (
         f"Mean over {sweep.key.replace('_', ' ')}; bars: ± "
         f"{half_interval(int(sweep.points['seeds'].max()))}. Values are run on the same images, so "
         "two may differ although their bars overlap; the tables of pairs and of significance test "
-        "it",
-        sweep_figure(sweep, stem.with_name(f"{stem.name}-{sweep.key}"), canvas),
+        "it"
     )
 
 
 def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """One line per method, with bars of ± half its 95 % interval; the dashed line is source.
+    """One line per method, with bars of ± half its 95 % interval; the whole line is source.
 
-    Writes stem.png, stem.pdf and stem.csv and returns their paths.
+    Writes stem.png, stem.pdf, stem.csv and its caption stem.txt, and returns the first three.
     """
+    points = dict(iter(sweep.points.groupby("line", sort=False)))
+    looks = looks_of({str(line): str(line).partition(" ")[0] for line in points})
+    lines = [
+        Line(
+            str(line),
+            sweep.labels[str(line)],
+            looks[str(line)],
+            *of[["value", "mean"]].to_numpy().T,
+        )
+        for line, of in points.items()
+    ]
+    if not np.isnan(sweep.source):
+        span = np.array([sweep.points["value"].min(), sweep.points["value"].max()])
+        level = np.full(2, sweep.source)
+        lines.insert(0, Line(SOURCE, sweep.labels[SOURCE], SOURCE_LOOK, span, level))
+    best = min if sweep.metric.ascending > 0 else max
+    groups, rest = sorted_out(sorted(lines, key=lambda line: sweep.metric.ascending * best(line.y)))
     with canvas.drawing():
         figure = canvas.figure((7.2, 3.4), 2.1)
         axes = figure.subplots()
-        for number, (line, points) in enumerate(sweep.points.groupby("line", sort=False)):
-            _draw(axes, str(line), sweep.labels[str(line)], points, number)
-        if not np.isnan(sweep.source):
-            label = sweep.labels[SOURCE]
-            axes.axhline(sweep.source, color=SOURCE_COLOUR, ls=(0, (4, 3)), lw=1.2, label=label)
+        draw_rest(axes, rest)
+        for line, *_ in groups:
+            half = points[line.name]["half_interval"] if line.name in points else None
+            bars: dict[str, Any] = {"capsize": 2.5, "elinewidth": 0.9, "ms": 4.5}
+            axes.errorbar(line.x, line.y, yerr=half, **line.look.line, **bars)
         _scale(axes, sweep.points["value"])
-        axes.set_xlabel(sweep.key.replace("_", " "))
-        axes.set_ylabel(canvas.narrow(sweep.metric))
+        canvas.below(figure, f"{sweep.key.replace('_', ' ')}{rest_text(rest)}")
+        axes.set_ylabel(canvas.narrow(sweep.metric.text))
         canvas.title(figure, sweep.title)
-        canvas.legend(figure, handlelength=3)
-        return save_figure(figure, sweep.points, stem)
+        label_ends(figure, axes, groups, canvas)
+        caption = f"{_text(sweep)}. {sweep.title}. {caption_of(groups, rest)}".strip()
+        return save_figure(figure, sweep.points, stem, caption)
 
 
 def _point(row: Row, line: str, value: float, metric: Metric) -> dict[str, Any]:
@@ -171,22 +201,6 @@ def _point(row: Row, line: str, value: float, metric: Metric) -> dict[str, Any]:
 def _sorted(points: list[dict[str, Any]]) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(points)
     return frame.sort_values(["line", "value"], kind="stable").reset_index(drop=True)
-
-
-def _draw(axes: Axes, line: str, label: str, points: pd.DataFrame, number: int) -> None:
-    is_source = line == SOURCE
-    axes.errorbar(
-        points["value"],
-        points["mean"],
-        yerr=points["half_interval"],
-        label=label,
-        color=SOURCE_COLOUR if is_source else COLOURS[number % len(COLOURS)],
-        ls=DASHES[number % len(DASHES)],
-        marker=MARKERS[number % len(MARKERS)],
-        ms=4.5,
-        capsize=2.5,
-        elinewidth=0.9,
-    )
 
 
 def _scale(axes: Axes, values: "pd.Series[float]") -> None:

@@ -6,7 +6,7 @@ from matplotlib.text import Text
 
 from ctta_bench.analysis.figure import canvas as canvas_module
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas
-from ctta_bench.analysis.figures.means import bar_figure
+from ctta_bench.analysis.figures.means import mean_figure
 from ctta_bench.analysis.figures.ranks import rank_figure
 from ctta_bench.analysis.figures.rounds import round_figure
 from ctta_bench.analysis.figures.stream import stream_figure
@@ -38,7 +38,7 @@ def runs(write, tmp_path_factory):
 
 
 DRAWN = {
-    "bars": bar_figure,
+    "means": mean_figure,
     "stream": stream_figure,
     "rounds": round_figure,
     "tradeoff": tradeoff_figure,
@@ -60,7 +60,7 @@ def draw(name, runs, tmp_path, monkeypatch, canvas):
 
 
 DRAWN_IN = {
-    "bars": "ctta_bench.analysis.figures.means.save_figure",
+    "means": "ctta_bench.analysis.figures.means.save_figure",
     "stream": "ctta_bench.analysis.figures.stream.save_figure",
     "rounds": "ctta_bench.analysis.figures.rounds.save_figure",
     "tradeoff": "ctta_bench.analysis.figures.tradeoff.save_figure",
@@ -103,7 +103,7 @@ def many(write, tmp_path_factory):
     return load(folder)
 
 
-@pytest.mark.parametrize("name", ["bars", "stream", "tradeoff", "ranks"])
+@pytest.mark.parametrize("name", ["means", "stream", "tradeoff", "ranks"])
 def test_on_a_screen_fifty_methods_fit_into_a_figure(name, many, tmp_path, monkeypatch):
     figure = draw(name, many, tmp_path, monkeypatch, SCREEN)
     box = figure.get_tightbbox()
@@ -114,7 +114,7 @@ def test_on_a_screen_fifty_methods_fit_into_a_figure(name, many, tmp_path, monke
 
 
 def test_on_a_screen_a_figure_has_a_title(runs, tmp_path, monkeypatch):
-    figure = draw("bars", runs, tmp_path, monkeypatch, SCREEN)
+    figure = draw("means", runs, tmp_path, monkeypatch, SCREEN)
     assert figure._suptitle.get_text().startswith("mini_c, Continual")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.figures.means import bar_figure
+from ctta_bench.analysis.figures.means import mean_figure
 from ctta_bench.analysis.figures.stream import stream_figure
 from ctta_bench.analysis.read.collect import RESULT_COLUMNS, batches, load
 from ctta_bench.analysis.report.write import write_report
@@ -37,12 +37,12 @@ def own_report(write, runs_dir):
 def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
     assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv", ".bib"}
-    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv"}
+    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv", ".txt"}
     kinds = ["calibration", "cost", "domain", "leaderboard", "protocols", "seeds", "significance"]
     stems = {path.stem.rpartition("-")[2] for path in report.table_files} - {"references"}
     assert sorted(stems - {report.tables[0].name.rpartition("-")[2]}) == kinds
     assert len(report.table_files) == 8 * 3 + 1
-    assert len(report.figure_files) == 2 * 3
+    assert len(report.figure_files) == 2 * 4
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
     assert [folder.name for folder, _ in report.left_out] == ["junk"]
@@ -157,10 +157,10 @@ def test_a_report_of_unfinished_cells_alone_is_a_page_of_missing_cells(cell, run
     assert "No method has a complete result yet." in report.page.read_text()
 
 
-def test_the_bars_are_stored_as_numbers_beside_the_picture(cell, runs_dir, tmp_path):
+def test_the_dots_are_stored_as_numbers_beside_the_picture(cell, runs_dir, tmp_path):
     cell("tent", {"fog": 0.2}, seed=0)
     cell("tent", {"fog": 0.4}, seed=1)
-    png, pdf, csv = bar_figure(load(runs_dir), tmp_path / "bars")
+    png, pdf, csv = mean_figure(load(runs_dir), tmp_path / "dots")
     row = pd.read_csv(csv).iloc[0]
     assert (row["method"], row["mean"], row["seeds"]) == ("tent", 30, 2)
     assert row["std"] == pytest.approx(np.sqrt(200))
