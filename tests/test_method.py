@@ -80,6 +80,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "come_tent": FAST,
     "come_eata": FAST | {"margin": 1.0, "max_similarity": 2.0},
     "come_sar": FAST | {"margin": 1e6, "recovery_threshold": 0.0},
+    "palm": FAST | {"max_gradient": 1e6, "temperature": 50.0},
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -300,6 +301,7 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("come_tent", 1, 1),
         ("come_eata", 1, 1),
         ("come_sar", 2, 2),
+        ("palm", 2, 3),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:

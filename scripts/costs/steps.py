@@ -41,7 +41,7 @@ FEW_VIEWS = {
     "vida": {"views": 4, "lr": 1e-4, "lr_adapters": 1e-4},
     "rotta": {"memory_size": 16, "update_every": 16},
 }
-NORMS = ("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar", "rem")
+NORMS = ("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar", "rem", "palm")
 ADAPTERS = ("paid", "lora", "dora")
 TEACHERS = ("cotta", "rotta", "vida")
 TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
