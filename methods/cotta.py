@@ -44,7 +44,7 @@ from ctta_bench.parts.segmentation.scales import (
     log_probabilities_over_views,
 )
 from ctta_bench.parts.views.batch import random_view
-from ctta_bench.parts.views.passes import Augment, at_least_float32, over_views
+from ctta_bench.parts.views.passes import Augment, mean_over_views
 from ctta_bench.registry import METHODS
 
 
@@ -120,17 +120,14 @@ class CoTTA(Method):
 
     def average_over_views(self, images: Tensor) -> Tensor:
         """Mean of the teacher's logits over N random views."""
-        total: Tensor | float = 0.0
-        for logits in over_views(
+        return mean_over_views(
             images,
             self.teacher,
             self.hp.views,
             size=self.model.preprocessing.size,
             augment=self.augment,
             together=not self.batch_dependent,
-        ):
-            total = total + at_least_float32(logits).sum(0)
-        return total / self.hp.views
+        )
 
     def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits [n, classes] to the teacher's, or the mean of both ways."""

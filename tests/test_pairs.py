@@ -97,6 +97,7 @@ def request(method: str, model: str, **more: Any) -> CellRequest:
     values = EMBEDDED if model.startswith("fashion") else TOYS | {"labeller": model}
     known = METHODS.get(method).Hyperparameters.model_fields
     values = values | {f"method.{key}": n for key, n in FEW.items() if key in known}
+    values |= {"method.prior": "l2"} if method == "petal" else {}  # the other one is a warm-up's
     return CellRequest(
         method=method,
         benchmark="fashion_c" if model.startswith("fashion") else "toy",

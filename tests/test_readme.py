@@ -55,6 +55,7 @@ AUTHORS = {
     "BlueWhaleLab/COME",
     "pilsHan/rem",
     "BlueWhaleLab/COME", "sarthaxxxxx/PALM",
+    "pilsHan/rem", "dhanajitb/petal",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.

@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ecotta": {"margin": 1.1},
     "cmae": {"views": 2},
     "rmt": {"projection": 8},
+    "petal": {"prior": "posterior", "confidence_threshold": 0.0},
     "dept": {"prompts": 4, "hidden": 16, "bottleneck": 8, "outputs": 12, "stages": 2},
 }
 
@@ -203,7 +204,8 @@ def test_the_warm_up_of_another_model_is_refused() -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_only_a_warm_up_reads_what_it_needs(name: str) -> None:
     kind = METHODS.get(name)
-    cold = kind(SourceModel(toys.toy_vit()), kind.Hyperparameters(**SMALL[name]))
+    values = {key: value for key, value in SMALL[name].items() if value != "posterior"}
+    cold = kind(SourceModel(toys.toy_vit()), kind.Hyperparameters(**values))
     assert cold.source_access == kind.source_access
     more = max(kind.source_access, kind.warmup_access, key=["none", "unlabelled", "labelled"].index)
     assert fresh(name).source_access == more

@@ -198,6 +198,9 @@ class Method(OldNames):
         assert labels is not None
         self.step(cross_entropy(self.model(images), labels))
 
+    def warmup_updated(self, done: int, total: int) -> None:
+        """Called after each update of a warm-up, with their number so far and in all."""
+
     def warmed_up(self) -> None:
         """Called once after a warm-up, e.g. to copy the new weights to teachers and anchors."""
 

@@ -64,9 +64,10 @@ class WarmupHyperparameters(MethodHyperparameters):
     warmup_lr: float = Field(
         1e-4, ge=0, description="learning rate of the warm-up", json_schema_extra=NEWER
     )
-    warmup_schedule: Literal["constant", "cosine", "steps", "linear"] = Field(
+    warmup_schedule: Literal["constant", "cosine", "steps", "linear", "swag"] = Field(
         "constant",
-        description="learning rate: cosine and steps rise in the first epoch, linear to the end",
+        description="learning rate: cosine and steps rise in the first epoch, linear to the end, "
+        "swag from 8 % in three fifths",
         json_schema_extra=NEWER,
     )
     warmup_cosine_epochs: int = Field(

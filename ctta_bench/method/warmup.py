@@ -23,7 +23,7 @@ RANDOM_STATE = "random_state"  # stored with the parameters: the stream continue
 
 
 def warmup_rate(
-    schedule: Literal["constant", "cosine", "steps", "linear"],
+    schedule: Literal["constant", "cosine", "steps", "linear", "swag"],
     lr: float,
     update: int,
     per_epoch: int,
@@ -34,13 +34,16 @@ def warmup_rate(
 
     "cosine" and "steps" are the schedules of the official code of PAID and of the community's
     EcoTTA: the rate rises from 0 in the first epoch. Later epochs have constant rates, which fall
-    by half a cosine, or to a fifth after 3, 6 and 8 epochs. "linear", RMT's, rises to the end.
+    by half a cosine, or to a fifth after 3, 6 and 8 epochs. "linear", RMT's, rises to the end;
+    "swag", PETAL's, rises from 8 % of the rate in the first three fifths.
     """
     epoch, inside = divmod(update, per_epoch)
     if schedule == "constant":
         return lr
     if schedule == "linear":
         return lr * (update + 1) / total
+    if schedule == "swag":
+        return lr * (0.08 + 0.92 * min(1.0, update / (0.6 * total)))
     if epoch == 0:
         return lr * inside / per_epoch
     if schedule == "steps":
@@ -124,6 +127,7 @@ class Warmup:
         loss = float("nan") if method.loss is None else float(method.loss)
         line = {"batch": self.done, "lr": rate, "loss": loss if math.isfinite(loss) else None}
         self.done += 1
+        method.warmup_updated(self.done, self.total)
         return line
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,11 +39,12 @@ Work = Callable[[], object]
 FEW_VIEWS = {
     "cotta": {"views": 4},
     "vida": {"views": 4, "lr": 1e-4, "lr_adapters": 1e-4},
+    "petal": {"views": 4},
     "rotta": {"memory_size": 16, "update_every": 16},
 }
 NORMS = ("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar", "rem", "palm")
 ADAPTERS = ("paid", "lora", "dora")
-TEACHERS = ("cotta", "rotta", "vida")
+TEACHERS = ("cotta", "rotta", "vida", "petal")
 TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
 TO_BOUND = dict.fromkeys(NORMS, 1.10) | dict.fromkeys(TEACHERS, 1.15)
 MEMORY = 1.10

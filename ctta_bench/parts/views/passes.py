@@ -32,6 +32,23 @@ def over_views(
         yield see(views).unflatten(0, (some, -1))
 
 
+def mean_over_views(
+    images: Tensor,
+    see: Callable[[Tensor], Tensor],
+    count: int,
+    *,
+    size: tuple[int, int] | None,
+    augment: Augment = random_view,
+    together: bool = True,
+) -> Tensor:
+    """Mean [n, ...] of the outputs of `see` for `count` random views, in float32 or better."""
+    total: Tensor | float = 0.0
+    for seen in over_views(images, see, count, size=size, augment=augment, together=together):
+        total = total + at_least_float32(seen).sum(0)
+    assert isinstance(total, Tensor)  # there is a view
+    return total / count
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """Values in float32, or unchanged in float64."""
     return values if values.dtype == torch.float64 else values.float()
