@@ -132,6 +132,14 @@ class Registry:
         importlib.import_module(entry.module)
         return self._modules.module_dict[entry.name]
 
+    def name_of(self, target: type) -> str | None:
+        """The name under which a class, or one that it derives from, is registered; None: none."""
+        known = self._modules.module_dict
+        return next(
+            (name for base in target.__mro__ for name, entry in known.items() if entry is base),
+            None,
+        )
+
     def folder(self, name: str) -> Path | None:
         """The folder of the file that registers an entry, with its presets and translations.
 
@@ -303,7 +311,13 @@ FIGURES = Registry(
 # The metric of each task, by the task's name, and further measures of classification.
 METRICS = Registry("metric", "METRICS", "ctta_bench.scoring", plain=True)
 MEASURES = Registry("measure", "MEASURES", "ctta_bench.scoring", plain=True)
-REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES, METRICS, MEASURES)
+# Image corruptions by name, for benchmarks made of clean images: a class with `names` (the usual
+# ones), `known` (all), `version` and `corrupt(image, corruption, severity, *, parameters, seed,
+# index)`.
+CORRUPTION_SETS = Registry(
+    "set of corruptions", "CORRUPTION_SETS", "ctta_bench.datasets.making", plain=True
+)
+REGISTRIES = (METHODS, BENCHMARKS, MODELS, TABLES, FIGURES, METRICS, MEASURES, CORRUPTION_SETS)
 
 
 def domain_display_names(benchmark: str, domains: Sequence[str]) -> list[str]:

@@ -5,6 +5,8 @@ that setting and seed define (`orders.py`). The order of the file system's listi
 image sets are sorted, and the hash of the order is stored with each result.
 """
 
+import contextlib
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,6 +87,7 @@ class Benchmark(OldNames, ABC):
     version: ClassVar[int] = 1  # increase it when images change under the same name
     provenance: ClassVar[str | None] = None  # footnote of self-made images, else None
     published: ClassVar[bool] = True  # False: its presets are choices of this suite
+    fixed_classes: ClassVar[bool] = True  # False: a model may have more classes than the labels
     different_label_set: ClassVar[bool] = False  # True: not the classes of the source model
     # Another label set to fine-tune the source model on: {"benchmark": NAME, "labels": NUMBER},
     # with "domains" if only some are meant. A literal, so that it can be read without an import.
@@ -107,6 +110,129 @@ class Benchmark(OldNames, ABC):
         self.settings: Any = settings or self.Settings()
         self.root = None if root is None else expanded(root)
         self.decoded_cache: Path | None = None  # folder to store decoded images in
+
+    @staticmethod
+    def from_domains(
+        domains: Mapping[str, Any],
+        *,
+        source: Any = None,
+        classes: Sequence[str] | int | None = None,
+        name: str = "own_data",
+        columns: tuple[Any, Any] | None = None,
+        size: int | None = None,
+        same_images: bool = False,
+        model: str = "",
+        **settings: Any,
+    ) -> "Benchmark":
+        """A benchmark of your own data: domains of labelled images, in the order of the stream.
+
+            Benchmark.from_domains(
+                {"fog": dataset, "night": (images, labels)}, source=source_set, batch_size=20
+            )
+
+        Images are uint8, or floats in [0, 1] without normalisation, which is part of the source
+        model; [n, 3, H, W], [n, H, W, 3], or grey [n, H, W]. Labels are class numbers [n] or, for
+        segmentation, maps [n, H, W] with 255 for ignored pixels.
+
+        Args:
+            domains: data by domain, each a pair (images, labels) of arrays or tensors, a torch
+                Dataset (also torchvision's ImageFolder) or DataLoader, a Hugging Face data set, or
+                an iterable of pairs (image, label). Of a DataLoader the Dataset is used, in stored
+                order: the stream has its own batches and order. Arrays, generators and loaders of
+                iterables are held in memory.
+            source: labelled images of the source domain, for methods that read them and for the
+                check that the model fits; any of the same forms.
+            classes: the names of the classes in the order of the model's logits, or their number.
+                Data that know names of their classes (ImageFolder, Hugging Face) are matched by
+                name. By default the names that the data have, or one more than the highest label.
+            name: the name in records and tables.
+            columns: the names of image and label, if items have names and it is not clear.
+            size: resize images to this square, in pixels.
+            same_images: whether an index is the same photograph in every domain, so that an
+                interval counts it once.
+            model: the source model that is used if none is given.
+            settings: settings of the stream, e.g. batch_size=20, setting="mixed", rounds=2.
+
+        Raises DataError for data of another form, with what is taken, and ConfigError for an
+        unknown setting.
+        """
+        own: Benchmark = _own_data().from_domains(
+            domains,
+            source=source,
+            classes=classes,
+            name=name,
+            columns=columns,
+            size=size,
+            same_images=same_images,
+            model=model,
+            **settings,
+        )
+        return own
+
+    @staticmethod
+    def from_clean(
+        images: Any,
+        *,
+        corruptions: Sequence[str] | Mapping[str, Callable[..., Any] | None] = (),
+        severity: int = 5,
+        source: Any = None,
+        classes: Sequence[str] | int | None = None,
+        name: str = "own_corruptions",
+        columns: tuple[Any, Any] | None = None,
+        size: int | None = None,
+        model: str = "",
+        **settings: Any,
+    ) -> "Benchmark":
+        """A benchmark of your own clean images, with corruptions of the suite or of your own.
+
+            def darker(image, severity):  # uint8 [H, W, 3], 1 to 5
+                return image // (1 + severity)
+
+            Benchmark.from_clean(dataset, corruptions={"fog": None, "darker": darker})
+
+        Args:
+            images: labelled images in a form that `from_domains` takes, one class per image. They
+                are the extra domain `clean`.
+            corruptions: names of built-in ones, or a mapping of names to your own functions (None:
+                the built-in one). A function takes an image uint8 [H, W, 3] and, if it has further
+                parameters, the severity and a numpy Generator with the image's own seed; it returns
+                an image of the same kind. By default the fifteen of CIFAR-C and ImageNet-C, with
+                the parameters of CIFAR-C below 100 pixels, else of ImageNet-C.
+            severity: from 1 to 5. If every own function takes it, the settings with a schedule of
+                severities (`gradual`, ...) work.
+            source, classes, name, columns, size, model, settings: as in `from_domains`.
+
+        Raises what `from_domains` raises, and ConfigError for an unknown corruption.
+        """
+        own: Benchmark = _own_data().from_clean(
+            images,
+            corruptions=corruptions,
+            severity=severity,
+            source=source,
+            classes=classes,
+            name=name,
+            columns=columns,
+            size=size,
+            model=model,
+            **settings,
+        )
+        return own
+
+    def with_settings(self, settings: StreamSettings) -> "Benchmark":
+        """The same benchmark with other settings of the stream."""
+        other = type(self)(settings, self.root)
+        other.decoded_cache = self.decoded_cache
+        return other
+
+    def __repr__(self) -> str:
+        names = self.settings.domains or ()
+        with contextlib.suppress(DataError):
+            names = names or self.domain_names()
+        shown = ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
+        return (
+            f"<Benchmark {self.name}: {shown or 'no data'}; {self.settings.setting}, batches of "
+            f"{self.settings.batch_size}, {self.num_classes} classes>"
+        )
 
     @classmethod
     def model_classes(cls) -> tuple[int, ...] | None:
@@ -233,6 +359,11 @@ class Benchmark(OldNames, ABC):
                 return begun[0]
         hint = did_you_mean(name, everything) or f"; it has {', '.join(everything)}."
         raise ConfigError(f"benchmark.domains: {self.name} has no domain {name!r}{hint}")
+
+
+def _own_data() -> Any:
+    """The module that makes benchmarks of a user's data; it imports this one."""
+    return importlib.import_module("ctta_bench.stream.own_data")
 
 
 def batch_domains(benchmark: Benchmark) -> list[Domain]:

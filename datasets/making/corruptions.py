@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ctta_bench.datasets.making.effects import EFFECTS, U8, to_bytes
 from ctta_bench.datasets.making.strengths import CORRUPTIONS, HOLD_OUT, PARAMETERS
 from ctta_bench.errors import ConfigError, DataError
+from ctta_bench.registry import CORRUPTION_SETS
 
 __all__ = [
     "CORRUPTIONS",
@@ -95,3 +96,13 @@ def _level(parameters: str, corruption: str, severity: int) -> tuple[float, ...]
         raise ConfigError(f"severity {severity!r} of {corruption} is not one of 1, 2, 3, 4, 5")
     level = PARAMETERS[parameters][corruption][int(severity) - 1]
     return level if isinstance(level, tuple) else (level,)
+
+
+@CORRUPTION_SETS.register_module("hendrycks")
+class Hendrycks:
+    """The corruptions of Hendrycks and Dietterich, for benchmarks made of a user's images."""
+
+    names = CORRUPTIONS
+    known = (*CORRUPTIONS, *HOLD_OUT)
+    version = VERSION
+    corrupt = staticmethod(corrupt)
