@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ctta_bench.cli.listing import source_data
+from ctta_bench.api.discover import source_data
 from ctta_bench.config.experiment import Experiment, MethodEntry
 from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from ctta_bench.api.discover import Row, source_data
 from ctta_bench.cli import app
 from ctta_bench.cli.console import list_table
-from ctta_bench.cli.listing import PIPE, TERMINAL, Row, rows_of, source_data
+from ctta_bench.cli.listing import PIPE, TERMINAL, rows_of
 from ctta_bench.method import Method
 from ctta_bench.registry import METHODS
 

@@ -1,14 +1,6 @@
-"""The suite from Python: build a model, a benchmark and a method, and run the method.
+"""Models, benchmarks and methods by name, or from what a user has."""
 
-model = ctta_bench.load_model("fashion_vit")
-benchmark = ctta_bench.load_benchmark("fashion_c", examples=200)
-method = ctta_bench.load_method("tent", model, benchmark="fashion_c", lr=1e-3)
-result = ctta_bench.evaluate(method, benchmark)
-print(result.error, result.by_domain)
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +8,12 @@ from torch import nn
 
 from ctta_bench.config.presets import preset_values
 from ctta_bench.config.validation import validate
-from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
-from ctta_bench.record.schema import ResultRecord
-from ctta_bench.registry import BENCHMARKS, METHODS, loaded_plugins
-from ctta_bench.run.checkpoint import Progress
-from ctta_bench.run.engine import make_result, run_stream
-from ctta_bench.run.loggers import Logger
-from ctta_bench.run.open import OpenBenchmark, source_accuracy, source_data
-from ctta_bench.scoring.classification import Scores
-from ctta_bench.scoring.segmentation import MapScores
+from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark
-from ctta_bench.stream.loading import named_failures
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of `evaluate`: scores per image, and the record that a run writes to disk.
-
-    `record` has the keys of result.json; `scores` has arrays over the images of the stream.
-    """
-
-    record: ResultRecord
-    scores: Scores | MapScores
-
-    @property
-    def error(self) -> float:
-        """Mean error in % (0 to 100): over domains, then over rounds. For classification.
-
-        Raises ConfigError for another metric.
-        """
-        return self._mean("error")
-
-    @property
-    def miou(self) -> float:
-        """Mean mIoU in % (0 to 100): over domains, then over rounds. For segmentation.
-
-        It is nan if no pixel was scored. Raises ConfigError for another metric.
-        """
-        return self._mean("miou")
-
-    def _mean(self, metric: str) -> float:
-        if self.record["metric"] != metric:
-            raise ConfigError(
-                f"this result has no {metric}: its metric is {self.record['metric']}."
-            )
-        return float("nan") if self.record["mean"] is None else float(self.record["mean"])
-
-    @property
-    def by_domain(self) -> dict[str, float | None]:
-        """Error or mIoU in % of each domain in the last round; None if nothing was scored."""
-        metric, last = self.record["metric"], self.record["rounds"][-1]
-        return {domain["domain"]: domain[metric] for domain in last["domains"]}
+from ctta_bench.stream.settings import SETTINGS
 
 
 def load_model(
@@ -98,20 +42,53 @@ def load_model(
     return load_source_model(model, weights=file, preprocessing=preprocessing)
 
 
-def load_benchmark(name: str, *, root: Path | str | None = None, **settings: Any) -> Benchmark:
-    """Build a benchmark: `load_benchmark("imagenet_c", root="/data", batch_size=64)`.
+def load_benchmark(benchmark: Any, *, root: Path | str | None = None, **settings: Any) -> Benchmark:
+    """Build a benchmark by its name, or from your own data.
+
+        load_benchmark("imagenet_c", root="/data", batch_size=64)
+        load_benchmark((images, labels), batch_size=20)  # one domain; arrays, a Dataset, ...
+        load_benchmark({"fog": dataset, "night": loader}, setting="mixed")
+        load_benchmark(Path("photos"))  # a folder DOMAIN/CLASS/IMAGE
 
     Args:
-        name: a registered name (`ctta-bench list benchmarks`).
-        root: the folder of the data, if the benchmark needs one.
-        settings: its settings, such as batch_size, examples, domains, severity.
+        benchmark: a registered name (`list_benchmarks()`), a Benchmark, a folder as a Path, or data
+            in a form that `Benchmark.from_domains` takes: by domain in a mapping, or those of one
+            domain, which is called `data`.
+        root: the folder of the data, if a benchmark by name needs one.
+        settings: its settings, such as batch_size, examples, domains, severity. Those of a
+            Benchmark are kept where they are not given.
 
-    Raises ConfigError for an unknown name or setting, or a value that is out of range.
+    Raises ConfigError for an unknown name, setting or domain, or a value that is out of range, and
+    DataError, with what is taken, for anything else.
     """
-    entry = BENCHMARKS.get(name)
-    chosen = validate(entry.Settings, settings, f"benchmark {name}")
-    benchmark: Benchmark = entry(chosen, Path(root) if root is not None else None)
-    return benchmark
+    if isinstance(benchmark, Benchmark):
+        return _with(benchmark, settings) if settings else benchmark
+    if isinstance(benchmark, Path):
+        benchmark, root = "image_folder", benchmark
+    if not isinstance(benchmark, str):
+        domains = benchmark if isinstance(benchmark, Mapping) else {"data": benchmark}
+        return load_benchmark(Benchmark.from_domains(domains), **settings)
+    entry = BENCHMARKS.get(benchmark)
+    chosen = validate(entry.Settings, settings, f"benchmark {benchmark}")
+    built: Benchmark = entry(chosen, Path(root) if root is not None else None)
+    if chosen.domains:
+        built.chosen_domains()  # a misspelt one fails now
+    return built
+
+
+def _with(benchmark: Benchmark, changed: Mapping[str, Any]) -> Benchmark:
+    """A benchmark with some settings changed, without parameters of a setting that it leaves."""
+    kept = benchmark.settings.model_dump(exclude_unset=True)
+    if "setting" in changed:
+        kept = {
+            k: v
+            for k, v in kept.items()
+            if k not in SETTINGS[kept.get("setting", "continual")].parameters
+        }
+    chosen = validate(benchmark.Settings, kept | dict(changed), f"benchmark {benchmark.name}")
+    other = benchmark.with_settings(chosen)
+    other.chosen_domains()
+    return other
 
 
 def load_method(
@@ -147,47 +124,3 @@ def load_method(
         load_model(model), hyperparameters, seed=seed, precision=precision, window=window
     )
     return method
-
-
-def evaluate(
-    method: Method,
-    benchmark: Benchmark,
-    *,
-    seed: int = 0,
-    workers: int = 0,
-    loggers: Sequence[Logger] = (),
-) -> Result:
-    """Run a method on the stream of a benchmark, in memory: no files are written.
-
-    Args:
-        method: a method that has not been run.
-        benchmark: the benchmark.
-        seed: chooses the order of the images.
-        workers: processes that load images in advance; 0 loads in this process.
-        loggers: receive every batch.
-
-    Raises DataError if data is missing, if the model is near chance on source images, or if model
-    and benchmark have different classes.
-    """
-    opened = OpenBenchmark(benchmark=benchmark, seed=seed, workers=workers)
-    _check_classes(method.model, benchmark)
-    stream = opened.stream()
-    accuracy = source_accuracy(benchmark, method.model)
-    method.start(source_data(benchmark, method, seed, workers))
-    progress = Progress(opened.scorer())
-    with named_failures(workers):
-        run_stream(method, stream, progress, workers=workers, loggers=loggers)
-    record = make_result("", method, stream, progress)
-    record |= {"source_accuracy": accuracy, "plugins": sorted(loaded_plugins())}
-    if note := method.model.weights_note:
-        record["notes"] = [note]
-    return Result(record, progress.scorer.named(progress.concatenated()))
-
-
-def _check_classes(model: SourceModel, benchmark: Benchmark) -> None:
-    classes = benchmark.model_classes()
-    if classes is not None and model.num_classes != len(classes):
-        raise DataError(
-            f"{benchmark.name} has {len(classes)} classes and {model.name} {model.num_classes} "
-            "logits: call model.keep_classes(benchmark.model_classes()) before building the method."
-        )

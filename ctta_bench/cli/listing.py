@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ctta_bench import registry
+from ctta_bench.api.discover import Row, entry_rows
 from ctta_bench.cli.command import (
     Format,
     Plugin,
@@ -27,7 +28,6 @@ HOW_COST_IS_COUNTED = (
 )
 HOW_TO_GET_EXTRAS = "[seg]: needs mmsegmentation; pip install 'ctta-bench[seg]'."
 
-Row = dict[str, Any]
 # What each list shows: in a terminal a heading and how a row fills it, in a pipe the keys of a row.
 TERMINAL: dict[str, dict[str, Callable[[Row], str]]] = {
     "methods": {
@@ -151,84 +151,19 @@ def print_fields(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def rows_of(what: str) -> list[Row]:
-    """The entries of a list as plain values, with all literal attributes that they declare."""
-    if what == "experiments":
-        from ctta_bench.config.experiment import experiment_files, load_experiment
-        from ctta_bench.measuring.estimate import rows as experiment_rows
+    """The entries of a list as plain values, experiments with their cost."""
+    if what != "experiments":
+        return entry_rows(what)
+    from ctta_bench.config.experiment import experiment_files, load_experiment
+    from ctta_bench.measuring.estimate import rows as experiment_rows
 
-        found = {name: load_experiment(name) for name in experiment_files()}
-        return list(experiment_rows(found, RUNS))
-    if what == "settings":
-        return setting_rows()
-    kind = {"methods": registry.METHODS, "benchmarks": registry.BENCHMARKS}.get(
-        what, registry.MODELS
-    )
-    return [_row(kind, entry) for entry in kind.entries().values()]
-
-
-def _row(kind: registry.Registry, entry: registry.Entry) -> Row:
-    plain: Row = {
-        k: sorted(v) if isinstance(v, frozenset) else v for k, v in entry.attributes.items()
-    }
-    citation = kind.citation(entry.name)
-    known = registry.references() if citation else {}
-    row = {
-        "name": entry.name,
-        "description": entry.description,
-        "module": entry.module,
-        **plain,
-        "display_name": kind.display_name(entry.name),
-        "reference": registry.short_reference(citation, plain.get("venue", ""))
-        if citation in known
-        else "",
-        "extra": plain.get("extra", ""),
-    }
-    if kind is registry.BENCHMARKS:
-        row["extra"] = registry.MODELS.declared(plain.get("default_model", ""), "extra", "")
-    if kind is registry.METHODS:
-        tasks = plain.get("tasks", ["classification"])
-        row["task"] = "both" if len(tasks) > 1 else tasks[0]
-        row["extra"] = "seg" if tasks == ["segmentation"] else ""
-        row["source_data"] = source_data(plain)
-        row["needs_batch_norm"] = "yes" if plain.get("needs_batch_norm") else "no"
-    return row
-
-
-def source_data(attributes: Row) -> str:
-    """What a method reads of the source data: "none", "unlabelled", "labelled with warm-up", ..."""
-    access, warm = (attributes.get(f"{key}_access", "none") for key in ("source", "warmup"))
-    order = ("none", "unlabelled", "labelled")
-    if order.index(warm) <= order.index(access):
-        return str(access)
-    return f"{warm} with warm-up" if access == "none" else f"{access}, {warm} with warm-up"
+    found = {name: load_experiment(name) for name in experiment_files()}
+    return list(experiment_rows(found, RUNS))
 
 
 def _with_paper(row: Row) -> str:
     paper = f" ({row['reference']})" if row["reference"] else ""
     return f"{row['display_name']}{paper}" + (f" [{row['extra']}]" if row["extra"] else "")
-
-
-def setting_rows() -> list[Row]:
-    """The settings of streams, with their parameters' defaults and sources."""
-    from ctta_bench.stream.settings import SETTINGS, setting_display_name
-
-    known = registry.references()
-    return [
-        {
-            "name": name,
-            "display_name": setting_display_name(name),
-            "parameters": " ".join(
-                k if v is None else f"{k}={v:g}" for k, v in setting.parameters.items()
-            ),
-            "description": setting.definition,
-            "source": setting.source,
-            "citation": setting.citation,
-            "reference": registry.short_reference(setting.citation)
-            if setting.citation in known
-            else "",
-        }
-        for name, setting in SETTINGS.items()
-    ]
 
 
 def list_compatibility(model: str, verbose: bool, as_json: bool) -> None:

@@ -5,7 +5,7 @@ weights, normalisation, precision and seed. Paths, device, the location of plug-
 are not included.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,8 +28,22 @@ from ctta_bench.record.schema import (
 from ctta_bench.registry import BENCHMARKS, METHODS
 
 if TYPE_CHECKING:  # at run time they would load torch
+    from ctta_bench.method import Method
+    from ctta_bench.model import SourceModel
     from ctta_bench.source_models.shared import Models
-    from ctta_bench.stream import StreamSettings
+    from ctta_bench.stream import Benchmark, StreamSettings
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects from Python that a cell uses in place of the entries that its names stand for.
+
+    method: a class, or an object that is built and not started. None: the entry of that name.
+    """
+
+    benchmark: "Benchmark | None" = None
+    model: "SourceModel | None" = None
+    method: "type[Method] | Method | None" = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class Cell:
     `tuned`: how its hyper-parameters were tuned (`config.presets.TUNED`), None if they were not.
     `warmup`: the record of the warm-up that the cell starts from, None without one.
     `asked`: the request before names and presets were filled in. Another process can make the same
-    cell from it.
+    cell from it. `given`: objects that its names stand for.
     """
 
     request: CellRequest
@@ -51,6 +65,26 @@ class Cell:
     tuned: Mapping[str, Any] | None = field(default=None, repr=False)
     warmup: CellRecord | None = field(default=None, repr=False)
     asked: CellRequest | None = field(default=None, repr=False)
+    given: Given = field(default=Given(), repr=False)
+
+    @property
+    def method_class(self) -> "type[Method]":
+        """The class of the method: that of the given one, or the entry."""
+        given = self.given.method
+        found: type[Method]
+        if given is None:
+            found = METHODS.get(self.request.method)
+        else:
+            found = given if isinstance(given, type) else type(given)
+        return found
+
+    def benchmark(self) -> "Benchmark":
+        """The given benchmark, or a new one of the entry with the settings of the cell."""
+        if self.given.benchmark is not None:
+            return self.given.benchmark
+        entry = BENCHMARKS.get(self.request.benchmark)
+        built: Benchmark = entry(self.settings, self.request.data_root)
+        return built
 
     @property
     def id(self) -> str:
@@ -61,21 +95,27 @@ class Cell:
 # -- cells
 
 
-def model_options(request: CellRequest, benchmark: Any) -> dict[str, Any]:
-    """Arguments of `load_source_model`, besides the model's name, for a benchmark."""
+def model_options(request: CellRequest, benchmark: Any, method: Any) -> dict[str, Any]:
+    """Arguments of `load_source_model`, besides the model's name; method: its class."""
     return {
         "weights": request.weights,
         "preprocessing": request.preprocessing,
         "input_size": request.input_size,
         # None: any model that has the classes. The benchmark selects its classes from the logits.
-        "num_classes": None
-        if benchmark.model_classes()
-        or benchmark.different_label_set
-        or METHODS.get(request.method).learns_labels
-        else benchmark.num_classes,
+        "num_classes": benchmark.num_classes if needs_its_classes(benchmark, method) else None,
         "root": request.data_root,
         "task": benchmark.task,
     }
+
+
+def needs_its_classes(benchmark: Any, method: Any) -> bool:
+    """Whether a source model must have exactly the classes of the benchmark."""
+    return bool(
+        benchmark.fixed_classes
+        and not benchmark.model_classes()
+        and not benchmark.different_label_set
+        and not method.learns_labels
+    )
 
 
 def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
@@ -107,49 +147,79 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         raise ConfigError(f"benchmark {benchmark!r} has no default model: choose one with --model.")
     request = request_with(request, model=model)
     built = benchmark_class(settings, request.data_root)
-    domains = built.chosen_domains()
     from ctta_bench.source_models.shared import Models
 
-    models, options = models or Models(), model_options(request, built)
-    sha256, preprocessing = models.facts(model, options)
+    models, options = models or Models(), model_options(request, built, method_class)
+    note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
+    # A method without hyper-parameters needs no note about its preset.
+    of_preset = note if method_class.Hyperparameters.model_fields else ""
+    return resolved_cell(
+        request,
+        method_class,
+        hyperparameters,
+        built,
+        models.facts(model, options),
+        notes=(of_preset, models.note(model, options)),
+        tuned=search_behind(
+            method, hyperparameters.model_dump(mode="json"), request.preset, benchmark, model
+        ),
+        asked=asked,
+    )
+
+
+def resolved_cell(
+    request: CellRequest,
+    method: Any,
+    hyperparameters: Any,
+    benchmark: "Benchmark",
+    model: tuple[str, dict[str, Any]],
+    *,
+    notes: Iterable[str] = (),
+    tuned: Mapping[str, Any] | None = None,
+    asked: CellRequest | None = None,
+    given: Given | None = None,
+) -> Cell:
+    """The cell of a request whose parts are resolved: class of the method, benchmark, model.
+
+    model: SHA-256 of its weights, and the record of its pre-processing.
+    """
+    settings, domains = benchmark.settings, benchmark.chosen_domains()
+    sha256, preprocessing = model
     facts = {
         "schema_version": SCHEMA_VERSION,
         "id": "",
         "experiment": request.experiment,
         "method": {
-            "name": method,
+            "name": request.method,
             "preset": preset_name(request.preset),
             "hyperparameters": hyperparameters.record(),
             "window": request.window,
         },
         "benchmark": {
-            "name": benchmark,
-            "version": benchmark_class.version,
+            "name": request.benchmark,
+            "version": benchmark.version,
             **settings.record(),
-            **built.facts(),
+            **benchmark.facts(),
             "domains": list(domains),
         },
-        "model": {"name": model, "sha256": sha256},
+        "model": {"name": request.model, "sha256": sha256},
         "preprocessing": preprocessing,
         **recorded_options(request, "always"),
     }
     record = cast(CellRecord, facts)
-    of_start = hyperparameters_of_start(method_class, hyperparameters)
+    of_start = hyperparameters_of_start(method, hyperparameters)
     warmup = None
     if hyperparameters.warms_up:
-        warmup = warmup_record(record, of_start, built.source_settings())
+        warmup = warmup_record(record, of_start, benchmark.source_settings())
         record["warmup"] = warmup["id"]
     record |= cast(CellRecord, recorded_options(request, "changed"))
     if not request.adapt:
         record["method"]["hyperparameters"] = of_start  # the others have no effect
     record["id"] = cell_id(record)
-    note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
-    # A method without hyper-parameters needs no note about its preset.
-    of_preset = note if method_class.Hyperparameters.model_fields else ""
-    notes = tuple(filter(None, (of_preset, models.note(model, options))))
-    values = hyperparameters.model_dump(mode="json")
-    tuned = search_behind(method, values, request.preset, benchmark, model)
-    return Cell(request, hyperparameters, settings, record, notes, tuned, warmup, asked)
+    told = tuple(filter(None, notes))
+    return Cell(
+        request, hyperparameters, settings, record, told, tuned, warmup, asked, given or Given()
+    )
 
 
 def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:

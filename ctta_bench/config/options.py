@@ -202,6 +202,14 @@ class CellOptions:
             record="changed",
         ),
     ] = 0
+    near_chance: Annotated[
+        Literal["refuse", "accept"],
+        CellOption(
+            "what to do with a source model that is near chance on source images: refuse it, or "
+            "accept it with a note",
+            panel=MODEL,
+        ),
+    ] = "refuse"
     keep_models: Annotated[
         Literal["none", "last", "domains"],
         CellOption(

@@ -288,6 +288,11 @@ class Method(OldNames):
         self._load_state(tree)
 
     @property
+    def started(self) -> bool:
+        """Whether `start` was called: the method has been run."""
+        return self._started
+
+    @property
     def segments(self) -> bool:
         """Whether the model is for segmentation: a class per pixel, not per image."""
         return self.model.task == "segmentation"

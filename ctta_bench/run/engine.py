@@ -219,16 +219,18 @@ def _prepare(
 
     cell, stream = opened.cell, opened.stream(report)
     method, accuracy, held_out = opened.method(), None, None
+    told: list[str] = []
     if not method.learns_labels:
         # The model as read: some methods swap layers or replace norm statistics when created.
         untouched = opened.model(last=cell.warmup is None)
-        accuracy = source_accuracy(opened.benchmark, untouched)
+        accepted = told if cell.request.near_chance == "accept" else None
+        accuracy = source_accuracy(opened.benchmark, untouched, accepted=accepted)
         held_out = opened.held_out_accuracy(untouched, lambda text: say(folder, loggers, text))
         del untouched
     source = opened.source(method, lambda text: say(folder, loggers, text))
     method.start(source, warmed(opened, folder.path.parent, loggers, heartbeat.beat))
     opened.models.release()
-    noticed = [*cell.notes, *notes(method, cell.settings, source)]
+    noticed = [*cell.notes, *told, *notes(method, cell.settings, source)]
     return _Prepared(method, stream, accuracy, held_out, noticed)
 
 

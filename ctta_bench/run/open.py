@@ -3,9 +3,10 @@
 Used by the engine, warm-ups, forgetting probes and the Python API.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from ctta_bench.config.cell import Cell, model_options
 from ctta_bench.errors import DataError
-from ctta_bench.method import Method
-from ctta_bench.model import BATCH_NORMS, SourceModel
-from ctta_bench.registry import BENCHMARKS, METHODS, METRICS
+from ctta_bench.method import Method, MethodHyperparameters
+from ctta_bench.model import BATCH_NORMS, PassCounts, SourceModel
+from ctta_bench.registry import METRICS
 from ctta_bench.run.environment import usable_cores
 from ctta_bench.run.source_cache import SourceCache, fingerprint_of
 from ctta_bench.scoring.base import Scorer, SourceCheck
@@ -86,21 +87,27 @@ class OpenCell(OpenBenchmark):
         last: the cell needs no further model, so that this one need not be a copy.
         """
         request = self.cell.request
-        options = model_options(request, self.benchmark)
-        model = self.models.fresh(request.model or "", options, last=last)
+        if self.cell.given.model is not None:
+            model = copy.deepcopy(self.cell.given.model)
+            model.passes = PassCounts()
+        else:
+            options = model_options(request, self.benchmark, self.cell.method_class)
+            model = self.models.fresh(request.model or "", options, last=last)
         dtype = torch.float64 if request.precision == "float64" else torch.float32
         model = model.to(self.device, dtype)
         classes = self.benchmark.model_classes()
-        if classes is not None:
+        if classes is not None and model.known_classes != len(classes):
             model.keep_classes(classes)
         return model.eval()
 
     def method(self) -> Method:
         """The method on a new copy of the source model, before `start`."""
         request = self.cell.request
-        method: Method = METHODS.get(request.method)(
+        if isinstance(self.cell.given.method, Method):
+            return self.cell.given.method
+        method: Method = self.cell.method_class(
             self.model(),
-            self.cell.hyperparameters,
+            cast(MethodHyperparameters, self.cell.hyperparameters),
             seed=request.seed,
             precision=request.precision,
             window=request.window,
@@ -161,10 +168,9 @@ def open_cell(
     if data is missing.
     """
     request = cell.request
-    kind = BENCHMARKS.get(request.benchmark)
-    benchmark: Benchmark = kind(cell.settings, request.data_root)
-    benchmark.decoded_cache = request.cache_decoded
-    ahead = default_workers(kind.decodes, usable_cores())
+    benchmark = cell.benchmark()
+    benchmark.decoded_cache = request.cache_decoded or benchmark.decoded_cache
+    ahead = default_workers(benchmark.decodes, usable_cores())
     return OpenCell(
         cell=cell,
         benchmark=benchmark,
@@ -279,24 +285,33 @@ def source_images(benchmark: Benchmark, access: str, reader: str) -> ImageSet | 
 
 
 def source_accuracy(
-    benchmark: Benchmark, model: SourceModel, *, held_out: bool = False
+    benchmark: Benchmark,
+    model: SourceModel,
+    *,
+    held_out: bool = False,
+    accepted: list[str] | None = None,
 ) -> float | None:
     """Accuracy in % of the unadapted model on some source images (segmentation: of pixels).
 
     The images are those of the source set, which the model was trained on; held_out: eight times
     as many that it was not trained on. None if there are none with labels. Raises DataError near
     chance on the source set: the weights then do not fit the benchmark, and all results would be
-    meaningless.
+    meaningless. With a list `accepted`, a sentence on it is added there instead.
     """
     checked = _checked(benchmark, model, model, held_out, HELD_OUT_TIMES if held_out else 1)
     if checked is None:
         return None
     if checked.near_chance and not held_out:  # held-out images may be very few
-        raise DataError(
+        finding = (
             f"model {model.name} {checked.finding} of {benchmark.name}, near chance "
-            f"({checked.chance:.1f} %): the weights belong to another data set, or the classes are "
-            "in another order; check --model and --weights."
+            f"({checked.chance:.1f} %)"
         )
+        if accepted is None:
+            raise DataError(
+                f"{finding}: the weights belong to another data set, or the classes are in another "
+                "order; check --model and --weights, or accept it with --near-chance accept."
+            )
+        accepted.append(f"{finding}, and was accepted")
     return checked.accuracy
 
 

@@ -19,7 +19,7 @@ from ctta_bench.record.schema import (
     PLUGIN_FILES,
     STATE_FILES,
 )
-from ctta_bench.registry import BENCHMARKS, MEASURES, METHODS, METRICS, MODELS, plugin_files
+from ctta_bench.registry import BENCHMARKS, MEASURES, METRICS, MODELS, plugin_files
 from ctta_bench.stream import Benchmark, Domain, batch_domains
 from ctta_bench.stream.fingerprint import digest_of, fingerprint
 
@@ -128,9 +128,10 @@ def _changed_plugins(stored: Any, cell: Cell) -> Iterator[str]:
 
 def _modules(cell: Cell, *, measures: bool = True) -> set[str]:
     """The modules of what a cell uses, with those of base classes."""
-    benchmark = BENCHMARKS.get(cell.request.benchmark)
+    benchmark = cell.given.benchmark or BENCHMARKS.get(cell.request.benchmark)
     metric = METRICS.get(benchmark.task)
-    classes = [METHODS.get(cell.request.method), benchmark, metric]
+    kind = benchmark if isinstance(benchmark, type) else type(benchmark)
+    classes = [cell.method_class, kind, metric]
     modules = {base.__module__ for used in classes for base in getattr(used, "__mro__", (used,))}
     models = MODELS.entries()
     modules |= {models[name].module for name in (cell.request.model,) if name in models}
@@ -141,14 +142,12 @@ def _modules(cell: Cell, *, measures: bool = True) -> set[str]:
 
 def _data_now(cell: Cell, warms_up: bool, known: Known) -> dict[str, Any]:
     """`data_facts` of a cell, {} if data are missing."""
-    source = METHODS.get(cell.request.method).source_access != "none"
+    source = cell.method_class.source_access != "none"
     record = {k: v for k, v in cell.record["benchmark"].items() if k != "batch_size"}
     key = json.dumps([record, str(cell.request.data_root), source, warms_up], default=str)
     if key not in known:
         known[key] = {}
-        benchmark: Benchmark = BENCHMARKS.get(cell.request.benchmark)(
-            cell.settings, cell.request.data_root
-        )
+        benchmark = cell.benchmark()
         with contextlib.suppress(DataError):
             if not benchmark.problems():
                 domains = None if warms_up else batch_domains(benchmark)
