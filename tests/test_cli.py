@@ -124,6 +124,20 @@ def test_run_prints_the_errors_and_says_where_they_are(invoke: Invoke) -> None:
     assert (folder / "result.json").is_file()
 
 
+def test_run_shows_source_beside_its_own_errors_where_it_is_known(invoke: Invoke) -> None:
+    assert "Source" not in invoke("run", "tent", "toy", *PLUGIN).stdout
+    source = json.loads(invoke("run", "source", "toy", *PLUGIN, "--format", "json").stdout)
+    assert "source" not in source
+    printed = invoke("run", "tent", "toy", *PLUGIN).stdout
+    assert "Source (round 1)" in printed
+    assert re.search(
+        r"gain over Source: \S+ points, 95 % interval \[\S+, \S+\] for other im", printed
+    )
+    found = json.loads(invoke("run", "tent", "toy", *PLUGIN, "--format", "json").stdout)
+    assert found["source"] == source["mean"]
+    assert "Source" not in invoke("run", "tent", "toy", *PLUGIN, "--seed", "1").stdout
+
+
 def test_a_second_run_says_already_done_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     invoke("run", "source", "toy", *PLUGIN)
     before = {f: f.stat().st_mtime_ns for f in tmp_path.rglob("*") if f.is_file()}

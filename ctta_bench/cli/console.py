@@ -18,17 +18,19 @@ _ALWAYS = 3  # columns of a leaderboard after rank and method: error, gain, time
 __getattr__ = late("ctta_bench.cli", "progress")
 
 
-def result_table(result: ResultRecord) -> Table:
-    """A result's errors or mIoU by domain, one column per round."""
+def result_table(result: ResultRecord, source: ResultRecord | None = None) -> Table:
+    """A result's errors or mIoU by domain, one column per round, then those of source."""
     metric, table = result["metric"], Table()
     head = metric_named(metric).head
+    rounds = [*result["rounds"], *(source["rounds"] if source else [])]
     table.add_column("domain")
-    for entry in result["rounds"]:
-        table.add_column(f"{head} (round {entry['round'] + 1})", justify="right")
-    for rows in zip(*(entry["domains"] for entry in result["rounds"]), strict=True):
+    for place, entry in enumerate(rounds):
+        of = f"{head} " if place < len(result["rounds"]) else "Source "
+        table.add_column(f"{of}(round {entry['round'] + 1})", justify="right")
+    for rows in zip(*(entry["domains"] for entry in rounds), strict=True):
         table.add_row(rows[0]["domain"], *(_percent(row[metric]) for row in rows))
     table.add_section()
-    table.add_row("mean", *(_percent(entry["mean"]) for entry in result["rounds"]))
+    table.add_row("mean", *(_percent(entry["mean"]) for entry in rounds))
     for rows in zip(*(entry.get("severities", []) for entry in result["rounds"]), strict=True):
         name = f"mean at severity {rows[0]['severity']}"
         table.add_row(name, *(f"{row['mean']:.1f}" for row in rows))

@@ -318,14 +318,15 @@ def _run_here(
     models: "Models",
 ) -> None:
     from ctta_bench.cli.progress import state_printer
-    from ctta_bench.launch.begin import run_local
+    from ctta_bench.launch.begin import run_here, run_local
     from ctta_bench.launch.running import run_steps
-    from ctta_bench.launch.steps import write_planned
 
     _print_queued(chosen)
     total = len(chosen.todo)
     print_state = state_printer(Console(stderr=True, quiet=quiet), total, directory)
-    if (share.jobs > 1 or options.snapshot) and total:
+    if not total:
+        return
+    if share.jobs > 1 or options.snapshot:
         place = {step.id: (n, step) for n, step in enumerate(chosen.todo)}
         models.drop()  # each worker reads its own
         run_local(
@@ -342,22 +343,22 @@ def _run_here(
     from ctta_bench.run.environment import chosen_device
     from ctta_bench.run.options import RunOptions
 
-    write_planned(chosen.todo, directory)
     noted: list[str] = []  # over all cells
     out_of = {step.id: f"{n + 1}/{total} " for n, step in enumerate(chosen.todo)}
 
     def loggers(step: "Step") -> Sequence[Any]:
         return cell_loggers(list(options.log), quiet, step.id, out_of[step.id], noted)
 
-    run_steps(
-        chosen.todo,
-        directory,
-        RunOptions(chosen_device(options.device), options.force, checkpoint=options.checkpoint),
-        make_loggers=loggers,
-        on_step=print_state,
-        outcome=chosen.outcome,
-        models=models,
-    )
+    with run_here(chosen.todo, directory, options):
+        run_steps(
+            chosen.todo,
+            directory,
+            RunOptions(chosen_device(options.device), options.force, checkpoint=options.checkpoint),
+            make_loggers=loggers,
+            on_step=print_state,
+            outcome=chosen.outcome,
+            models=models,
+        )
 
 
 def _print_results(directory: Path) -> None:

@@ -27,6 +27,10 @@ from ctta_bench.config.options import OUTPUT, WHAT
 
 if TYPE_CHECKING:
     from ctta_bench.config.request import CellRequest
+    from ctta_bench.record.schema import CellRecord, ResultRecord
+
+SOURCE = "source"
+PROTOCOL = ("benchmark", "model", "preprocessing", "precision", "seed")  # keys of cell.yaml
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,55 @@ def run(request: Annotated["CellRequest", OptionsOf("run")], options: CommandOpt
     loggers = cell_loggers(options.log, options.quiet or as_json, cell.id)
     how = RunOptions(device, options.force, loggers)
     result = run_cell(cell, folder, how, models=models)
+    known = _source_of(cell.record, options.out)
     if as_json:
-        print_json(result | {"folder": str(folder.path)})
+        source = {} if known is None else {"source": known[1]["mean"]}
+        print_json(result | source | {"folder": str(folder.path)})
         return
     if was_done:
         printer().print("already done: nothing was run (use --force to run it again).")
     typer.echo(cell.id)
-    printer().print(result_table(result))
+    printer().print(result_table(result, known and known[1]))
+    if known is not None:
+        printer().print(_gain_line(folder.path, known[0], result), highlight=False)
     printer().print(model_line(cell.record, result), highlight=False)
     printer().print(updates_line(result), highlight=False)
     printer().print(f"results in {folder.path}", soft_wrap=True, highlight=False)
+
+
+def _source_of(record: "CellRecord", out: Path) -> "tuple[Path, ResultRecord] | None":
+    """Folder and result of a finished run of source under the protocol of a cell, next to it."""
+    from ctta_bench.record.folder import RunFolder
+    from ctta_bench.record.read import UnusableCellError, read_cell
+
+    if record["method"]["name"] == SOURCE:
+        return None
+    for folder in sorted(out.glob(f"{SOURCE}-*")):
+        try:
+            other = read_cell(folder)
+        except UnusableCellError:
+            continue
+        same = all(other[key] == record[key] for key in PROTOCOL)  # type: ignore[literal-required]
+        if same and RunFolder(folder).is_done:
+            return folder, RunFolder(folder).result()
+    return None
+
+
+def _gain_line(ours: Path, theirs: Path, result: "ResultRecord") -> str:
+    """The gain over source in points, with its interval over the images."""
+    from ctta_bench.analysis.read.measure import metric_named
+    from ctta_bench.analysis.read.statistics import paired_difference
+    from ctta_bench.analysis.table.notes import holds_for
+    from ctta_bench.analysis.table.table import signed
+
+    metric = metric_named(result["metric"])
+    same_images = result.get("same_images", True)
+    found = paired_difference([ours], [theirs], metric=metric.name, same_images=same_images)
+    gain = found.scaled(-metric.ascending)
+    return (
+        f"gain over Source: {signed(gain.mean)} points, 95 % interval [{signed(gain.low)}, "
+        f"{signed(gain.high)}] {holds_for(1)}; Source: {theirs.name}"
+    )
 
 
 def cell_loggers(

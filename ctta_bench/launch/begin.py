@@ -1,7 +1,8 @@
 """Starting a grid: check its data, select the steps to run, run or submit them, record outcomes."""
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -182,6 +183,27 @@ def run_local(
         first += count
     _record_outcome(launch, ordered, outcome)
     return launch
+
+
+@contextlib.contextmanager
+def run_here(steps: Sequence[Step], directory: Path, options: Options) -> Iterator[None]:
+    """Plan steps that this process runs one after another: `status` shows them as queued."""
+    write_planned(steps, directory)
+    launch = Launch.create(
+        directory,
+        steps,
+        [(0, len(steps))],
+        executor="debug",
+        shared=False,
+        environment={},
+        threads=None,
+        devices=None,
+        **options.facts(),
+    )
+    try:
+        yield
+    finally:
+        launch.end()
 
 
 def _record_outcome(launch: Launch, steps: Sequence[Step], outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ DIR/.launch/ID/steps.jsonl      one step per line: the request from which a work
 DIR/.launch/ID/workers/N.jsonl  journal of worker N, one event per line; N.log: its output
 DIR/.launch/ID/jobs.json        Slurm only: the pack of each job
 DIR/.launch/ID/cancelled        exists if the launch was cancelled
+DIR/.launch/ID/ended            exists if its launcher ran the steps itself, and has ended with them
 DIR/.launch/ID/snapshot/        with --snapshot: copies of the user's files, which the workers use
 DIR/.launch/ID/submitit/        files of submitit; they are not read for results
 """
@@ -130,6 +131,17 @@ class Launch:
     def cancel(self) -> None:
         """Mark the launch as cancelled."""
         (self.folder / "cancelled").touch()
+
+    # -- a launcher that runs the steps itself
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its launcher, although it may live, runs no further step."""
+        return (self.folder / "ended").exists()
+
+    def end(self) -> None:
+        """Record that its launcher runs no further step."""
+        (self.folder / "ended").touch()
 
     # -- jobs of a scheduler
 

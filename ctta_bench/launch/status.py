@@ -95,7 +95,7 @@ class _WorkerShare:
 
     @cached_property
     def launcher_lives(self) -> bool:
-        return is_dead(self.launch.facts["launcher"]) is False
+        return not self.launch.has_ended and is_dead(self.launch.facts["launcher"]) is False
 
 
 def folder_status(directory: Path) -> FolderStatus:
@@ -247,6 +247,8 @@ def _by_launcher(row: StatusRow, share: _WorkerShare, state: str, reason: str) -
     if share.launch.is_cancelled:
         return "cancelled", f"cancelled at batch {row.done}"
     if share.launcher_lives:
+        if share.launch.facts["executor"] == "debug":
+            return "queued", "waits for the cells before it"
         return ("running", "starting") if end == "running" else ("queued", "waits for a worker")
     return state, reason
 

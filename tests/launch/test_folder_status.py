@@ -210,6 +210,17 @@ def test_a_cell_of_a_pool_waits_while_the_launcher_lives(
     assert state(tmp_path / "trial")[0] == ("queued" if lives else "missing")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_cell_that_the_launcher_runs_itself_waits_until_it_has_ended(
+    ended: bool, make: Make, tmp_path: Path
+) -> None:
+    make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a", executor="debug")
+    if ended:
+        launch.end()
+    assert state(tmp_path / "trial")[0] == ("missing" if ended else "queued")
+
+
 def test_the_newest_launch_decides(make: Make, slurm: Ask, tmp_path: Path) -> None:
     make("tent-a")
     old = launched(tmp_path / "trial", "tent-a")
