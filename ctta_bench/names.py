@@ -58,7 +58,7 @@ RENAMED_MODULES: Mapping[str, str] = {
     "analysis.predictions": "analysis.read.predictions",
     "analysis.protocol": "analysis.tables.protocol",
     "analysis.quoted": "analysis.paper.quoted",
-    "analysis.radar": "analysis.paper.radar",
+    "analysis.radar": "analysis.paper.settings",
     "analysis.ranks": "analysis.tables.ranks",
     "analysis.recount": "analysis.read.recount",
     "analysis.round_curves": "analysis.figures.rounds",

@@ -98,8 +98,9 @@ def looks(methods: Mapping[str, str]) -> dict[str, Look]:
     """The look of each row of a report; no two of them are the same, for up to 240 rows.
 
     methods: the method of each row by the row's name. The only row of a method, or the row that has
-    the method's name, looks like the method. Other rows of it (other hyper-parameters) get looks
-    that no method of `_ORDER` has. Where two hashes meet, the later name gets the next free look.
+    the method's name, looks like the method; where two hashes meet, the later name gets the next
+    free look. Other rows of a method (other hyper-parameters) get looks that no method of `_ORDER`
+    has, with the colours and markers that are rarest in the report.
 
     Example: `looks({row.name: row.method for row in rows(runs)})`
     """
@@ -109,9 +110,13 @@ def looks(methods: Mapping[str, str]) -> dict[str, Look]:
     for name in sorted(methods, key=lambda n: (n not in own, n)):
         method = methods[name]
         first = look_of(method) if name in own else _look(_hashed(method))
-        others = (_look(_hashed(method, step)) for step in range(_ALL - _FIXED))
-        taken = set(found.values())
-        found[name] = next((look for look in (first, *others) if look not in taken), first)
+        others = [_look(_hashed(method, step)) for step in range(_ALL - _FIXED)]
+        free = [look for look in (first, *others) if look not in found.values()] or [first]
+        if name not in own:
+            colours = Counter(look.colour for look in found.values())
+            markers = Counter(look.marker for look in found.values())
+            free.sort(key=lambda look: (colours[look.colour], markers[look.marker]))
+        found[name] = free[0]
     return {name: found[name] for name in methods}
 
 

@@ -11,11 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 
 FEW_PATCHES = 100  # with fewer, a map can show a region but no shape
-COLOUR_MAP = "cividis"  # uniform in lightness: readable in grey and with colour blindness
+ATTENTION_COLOURS = "cividis"  # uniform in lightness: readable in grey and with colour blindness
+CHANGE_COLOURS = "PuOr"
+CHANGE_SHARE = 0.99  # of the patches are within the scale of changes
+OUTLINE_SQUARES = 32  # along the shorter side of an image
+Scales = tuple[tuple[Normalize, str], tuple[Normalize, str]]
+_SCALE_TEXTS = (
+    "{}: attention (1: an even share)",
+    "change from {} (in even shares; + more, − less; 1 % of the patches lie beyond the ends)",
+)
 
 
 @dataclass(frozen=True)
@@ -76,38 +86,70 @@ class AttentionGrid:
 def attention_figure(grid: AttentionGrid, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """Draw the grid; writes stem.png, stem.pdf, stem.csv and stem.npz and returns their paths.
 
+    The first model (source) has its map, the others how their maps differ from it: the maps
+    themselves look alike. Both are in shares of an even map, with one scale for the figure.
     stem.csv has one row per picture and model (`summary`); stem.npz has the maps
-    [pictures, models, rows, columns] and the pictures.
+    [pictures, models, rows, columns] and the pictures. The caption is in stem.txt.
     """
-    columns = ["image", "corrupted image", *(grid.shown or grid.labels)]
+    first, *others = grid.shown or grid.labels
+    titles = ["image", "corrupted image", f"{first}: attention", *(f"{o}: change" for o in others)]
     size = 1.45
     with canvas.wide.drawing():
-        width, height = size * len(columns) + 0.9, (size + 0.42) * len(grid.pictures)
+        width, height = size * len(titles) + 0.9, (size + 0.42) * len(grid.pictures)
         figure = canvas.wide.figure(
-            (width, height + 1.25),
-            height * COLUMN_WIDTHS[2] / width + 0.22 * len(grid.pictures) + 1.0,
+            (width, height + 2.0),
+            height * COLUMN_WIDTHS[2] / width + 0.22 * len(grid.pictures) + 1.3,
         )
-        cells = figure.subplots(len(grid.pictures), len(columns), squeeze=False)
-        for axes, title in zip(cells[0], columns, strict=True):
+        cells = figure.subplots(len(grid.pictures), len(titles), squeeze=False)
+        for axes, title in zip(cells[0], titles, strict=True):
             axes.set_title(textwrap.fill(title, canvas.pick(18, 12)), fontsize="small")
+        scales = _scales(grid)
         for line, picture in zip(cells, grid.pictures, strict=True):
-            _draw_row(line, picture, canvas.pick(", ", "\n"))
+            _draw_row(line, picture, scales, canvas.pick(", ", "\n"))
+        for scale, text in zip(scales[: len(grid.labels)], _SCALE_TEXTS, strict=False):
+            bar = figure.colorbar(
+                ScalarMappable(*scale),
+                ax=cells,
+                location="bottom",
+                shrink=0.4,
+                aspect=40,
+                pad=0.01,
+                extend="neither" if scale is scales[0] else "both",
+            )
+            bar.set_label(text.format(first), fontsize="small")
+            bar.ax.tick_params(labelsize="small")
+            bar.outline.set_visible(False)
         canvas.title(figure, grid.title)
-        caption = (
-            f"Attention rollout ({grid.how}) to the input of the head. Bright: much attention. "
-            "Each row has one scale, so a spread-out map is dim everywhere. Below a map: right or "
-            "wrong class; spread (0: one patch, 1: all patches equally); moved: the share of "
-            f"attention in another place than in the first map. {grid.warning()}"
-        )
-        figure.supxlabel(
-            textwrap.fill(caption, int(16.5 * figure.get_figwidth())),
-            x=0.01,
-            ha="left",
-            fontsize="small",
-            color="#333333",
-        )
-        paths = save_figure(figure, summary(grid), stem)
+        text = (
+            f"Attention rollout ({grid.how}) to the input of the head. Shares are multiples of the "
+            "share that each patch has in an even map. Lines: outlines of the image. + and −: the "
+            f"largest changes. Below a map: right or wrong class; spread (0: one patch, 1: all "
+            f"patches equally); moved: the share of attention in another place than in the map of "
+            f"{first}. {grid.warning()}"
+        ).strip()
+        if canvas.columns is None:
+            figure.supxlabel(
+                textwrap.fill(text, int(16.5 * figure.get_figwidth())),
+                x=0.01,
+                ha="left",
+                fontsize="small",
+                color="#333333",
+            )
+        paths = save_figure(figure, summary(grid), stem, f"{grid.title}. {text}")
     return [*paths, _save_maps(grid, stem.with_name(f"{stem.name}.npz"))]
+
+
+def _scales(grid: AttentionGrid) -> Scales:
+    """The colours of attention and of its change, in multiples of an even share."""
+    rows, columns = grid.patches
+    maps = np.stack([picture.maps for picture in grid.pictures]) * rows * columns
+    changes = np.abs(maps[:, 1:] - maps[:, :1]).ravel()
+    change = float(np.quantile(changes, CHANGE_SHARE)) if len(changes) else 0.0
+    change = change or 1.0
+    return (
+        (Normalize(0, float(maps[:, 0].max())), ATTENTION_COLOURS),
+        (Normalize(-change, change), CHANGE_COLOURS),
+    )
 
 
 def summary(grid: AttentionGrid) -> pd.DataFrame:
@@ -134,7 +176,12 @@ def moved(picture: Picture, number: int) -> float:
     return float(np.abs(picture.maps[number] - picture.maps[0]).sum() / 2)
 
 
-def _draw_row(line: Sequence[Axes], picture: Picture, between: str) -> None:
+def _draw_row(
+    line: Sequence[Axes],
+    picture: Picture,
+    scales: Scales,
+    between: str,
+) -> None:
     for axes in line:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -151,23 +198,27 @@ def _draw_row(line: Sequence[Axes], picture: Picture, between: str) -> None:
     line[0].set_xlabel(f"class {picture.label}", fontsize="small")
     line[1].imshow(picture.corrupted, vmin=0, vmax=1)
     for number, axes in enumerate(line[2:]):
-        _draw_map(axes, picture, number, between)
+        _draw_map(axes, picture, number, scales, between)
 
 
-def _draw_map(axes: Axes, picture: Picture, number: int, between: str) -> None:
+def _draw_map(
+    axes: Axes,
+    picture: Picture,
+    number: int,
+    scales: Scales,
+    between: str,
+) -> None:
     height, width = picture.corrupted.shape[:2]
-    shown: Any = picture.maps[number] / picture.maps.max()
-    grey = picture.corrupted.mean(-1)
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0))
-    axes.imshow(
-        shown,
-        cmap=COLOUR_MAP,
-        vmin=0,
-        vmax=1,
-        alpha=0.72,
-        extent=(0, width, height, 0),
-        interpolation="nearest",  # patches as they are, no finer than those of the model
-    )
+    rows, columns = picture.maps.shape[1:]
+    shown = (picture.maps[number] - (picture.maps[0] if number else 0)) * rows * columns
+    norm, colours = scales[min(number, 1)]
+    # Patches as they are, no finer than those of the model.
+    place: Any = {"extent": (0, width, height, 0), "interpolation": "nearest"}
+    axes.imshow(shown, cmap=colours, norm=norm, **place)
+    outlined = picture.corrupted if picture.clean is None else picture.clean
+    _outline(axes, outlined, "white" if number == 0 else "#777777")
+    if number:
+        _sign(axes, shown, float(norm.vmax or 1), (height / rows, width / columns))
     predicted = int(picture.predictions[number])
     verdict = "right" if predicted == picture.label else f"wrong: {predicted}"
     axes.set_xlabel(
@@ -175,6 +226,35 @@ def _draw_map(axes: Axes, picture: Picture, number: int, between: str) -> None:
         f"moved {moved(picture, number):.2f}",
         fontsize="small",
     )
+
+
+def _outline(axes: Axes, image: npt.NDArray[np.floating], colour: str) -> None:
+    """The line at half of the brightness of an image [H, W, 3], averaged over squares."""
+    grey = image.mean(-1)
+    step = max(1, min(grey.shape) // OUTLINE_SQUARES)
+    rows, columns = (side // step for side in grey.shape)
+    coarse = grey[: rows * step, : columns * step].reshape(rows, step, columns, step).mean((1, 3))
+    low, high = float(coarse.min()), float(coarse.max())
+    if high > low and min(coarse.shape) > 1:
+        ys, xs = ((np.arange(count) + 0.5) * step for count in (rows, columns))
+        axes.contour(xs, ys, coarse, [(low + high) / 2], colors=colour, linewidths=0.5)
+
+
+def _sign(
+    axes: Axes, change: npt.NDArray[np.floating], most: float, patch: tuple[float, float]
+) -> None:
+    """+ and − in the patches with more than half of the largest change: also read in grey."""
+    for row, column in np.argwhere(np.abs(change) > most / 2).tolist():
+        axes.text(
+            (column + 0.5) * patch[1],
+            (row + 0.5) * patch[0],
+            "+" if change[row, column] > 0 else "−",
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if abs(change[row, column]) > 0.75 * most else "black",
+            clip_on=True,
+        )
 
 
 def _save_maps(grid: AttentionGrid, path: Path) -> Path:

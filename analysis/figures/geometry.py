@@ -1,4 +1,4 @@
-"""The geometry of kept models as two figures: the bars of the paper, and unscaled values."""
+"""The geometry of kept models as two figures: by domain, and by method with controls."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.style import COLOURS, SOURCE_COLOUR
+from ctta_bench.analysis.figure.palette import COLOURS
+from ctta_bench.analysis.figure.palette import looks as looks_of
 from ctta_bench.analysis.kept_models.geometry_runs import Geometry
 from ctta_bench.analysis.table.table import Table, csv_text
 from ctta_bench.analysis.tables.geometry import (
@@ -22,7 +22,6 @@ from ctta_bench.analysis.tables.geometry import (
     geometry_table,
     means,
     ordered_labels,
-    scientific,
     shown_labels,
 )
 from ctta_bench.registry import MODELS
@@ -32,64 +31,75 @@ DRAWN = {
     "delta_a": "ΔA, absolute angles",
     "delta_s_per_pair": "ΔS per pair, pairwise angles",
 }
+CONTROL_COLOUR = "#555555"
 SEMANTIC_TEXT = "semantic: fine-tuned, with labels, on another label set"
-_KIND_STYLE = {"corruption": (COLOURS[0], ""), "semantic": (COLOURS[1], "////")}
+_KIND_COLOUR = {"corruption": COLOURS[0], "semantic": COLOURS[1]}
+_SEMANTIC: dict[str, Any] = {
+    "marker": "s", "ms": 5, "color": COLOURS[1], "mec": "black", "mew": 0.6,
+}  # fmt: skip
 
 
-def minmax_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
-    """The figure of the paper: each measure by domain, min-max scaled over the domains of a method.
+def domain_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
+    """Each measure by domain, one line per method, on logarithmic axes; then semantic shifts.
 
-    One row of panels per method, with the semantic shifts at the right end of each panel. Writes
-    stem.png, stem.pdf and stem.csv (raw and scaled values) and returns their paths; nothing
-    without a method that was adapted to domains.
+    The paper scales each panel from its smallest to its largest value. A semantic shift is often a
+    hundred times larger than the others, which are flat then. Writes stem.png, stem.pdf, stem.csv
+    and its caption stem.txt, and returns the first three; nothing without a method that was
+    adapted to domains.
     """
-    drawn = scaled_bars(geometry.models)
-    labels = list(dict.fromkeys(drawn["label"]))
+    drawn = by_domain(geometry.models)
+    labels = list(dict.fromkeys(drawn.loc[drawn["kind"] == "corruption", "label"]))
     if not labels:
         return []
     shown = shown_labels(geometry.models)
-    with canvas.wide.drawing():
-        figure = canvas.wide.figure((11, 1.9 + 1.05 * len(labels)), 1.5 + 0.75 * len(labels))
-        grid = figure.subplots(len(labels), len(DRAWN), sharex=True, squeeze=False)
-        for line, label in zip(grid, labels, strict=True):
-            for axes, measure in zip(line, DRAWN, strict=True):
-                bars = drawn[(drawn["label"] == label) & (drawn["measure"] == measure)]
-                _draw_scaled(axes, bars)
-            line[0].set_ylabel(
-                textwrap.fill(shown[label], 18, break_long_words=False),
-                rotation=0,
-                ha="right",
-                va="center",
-                labelpad=10,
-            )
-        for axes, title in zip(grid[0], DRAWN.values(), strict=True):
-            axes.set_title(title)
+    methods = dict(zip(geometry.models["label"], geometry.models["method"], strict=True))
+    looks = looks_of(methods)
+    ticks = drawn.drop_duplicates("place").set_index("place")["tick"].sort_index()
+    with canvas.drawing():
+        figure = canvas.figure((11, 6.4), 5.2)
+        panels = figure.subplots(len(DRAWN), 1, sharex=True)
+        for axes, (measure, title) in zip(panels, DRAWN.items(), strict=True):
+            of = drawn[drawn["measure"] == measure]
+            for label in labels:
+                line = of[of["label"] == label]
+                axes.plot(line["place"], line["drawn"], **looks[label].line, ms=4, lw=1)
+            semantic = of[of["kind"] == "semantic"]
+            if len(semantic):
+                axes.plot(semantic["place"], semantic["drawn"], ls="", **_SEMANTIC)
+                axes.axvline(semantic["place"].min() - 1, color="#999999", lw=0.8, ls=(0, (3, 2)))
+            axes.set_title(title, loc="left", fontsize="medium")
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.margins(y=0.12)
+            axes.grid(color="#EEEEEE", lw=0.6)
+        panels[-1].set_xticks(ticks.index, ticks, rotation=90, fontsize="small")
+        handles = [
+            Line2D([], [], **looks[label].line, ms=4, lw=1, label=shown[label]) for label in labels
+        ]
+        if (drawn["kind"] == "semantic").any():
+            handles.append(Line2D([], [], ls="", **_SEMANTIC, label=SEMANTIC_TEXT))
         canvas.title(figure, _title(geometry))
-        _caption(
-            figure,
-            "Change from the source model, pooled over all linear layers, mean over seeds. Each "
-            "panel is scaled from its smallest to its largest value (printed in it): compare "
-            "heights only within a panel. Short bars next to a tall one may simply be small "
-            f"changes of the weights; see the unscaled figure. {CIRCULAR}",
+        has_zero = bool((drawn["value"] == 0).any())
+        text = (
+            "Change from the source model, pooled over all linear layers, mean over seeds. "
+            f"Logarithmic axes{'; 0 is drawn at the lower end' * has_zero}. {CIRCULAR}"
         )
-        has_semantic = (drawn["kind"] == "semantic").any()
-        texts = {"corruption": "adapted to the domain, without labels", "semantic": SEMANTIC_TEXT}
+        _caption(figure, text, canvas)
         _legend(
             figure,
-            [
-                Patch(facecolor=colour, hatch=hatch, edgecolor="white", lw=0, label=texts[kind])
-                for kind, (colour, hatch) in _KIND_STYLE.items()
-                if has_semantic or kind == "corruption"
-            ],
+            handles,
+            canvas.pick("outside right upper", "outside upper left"),
+            canvas.columns or 1,
         )
-        return save_figure(figure, drawn.drop(columns="tick"), stem)
+        caption = f"{_title(geometry)}, by domain. {text}"
+        return save_figure(figure, drawn.drop(columns=["tick", "place", "drawn"]), stem, caption)
 
 
 def raw_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The raw values on logarithmic axes: one row per method, one dot per domain.
 
     The panel of ΔS also has its value at the size of PAID's change, and that of noise. Writes
-    stem.png, stem.pdf and stem.csv and returns their paths.
+    stem.png, stem.pdf, stem.csv and its caption stem.txt, and returns the first three.
     """
     models = geometry.models
     labels, shown = ordered_labels(models), shown_labels(models)
@@ -107,9 +117,14 @@ def raw_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> list[
             figure,
             "Change from the source model, pooled over all linear layers, mean over seeds. "
             f"{CIRCULAR}",
+            canvas,
         )
-        _legend(figure, _raw_handles(drawn))
-        return save_figure(figure, drawn, stem)
+        _legend(figure, _raw_handles(drawn), "outside upper right", 4)
+        caption = (
+            f"{_title(geometry)}, by method; a dot is a domain. Change from the source model, "
+            f"pooled over all linear layers, mean over seeds. Logarithmic axes. {CIRCULAR}"
+        )
+        return save_figure(figure, drawn, stem, caption)
 
 
 def write_geometry(
@@ -123,10 +138,10 @@ def write_geometry(
     table.write(tables)
     (tables / f"{geometry.name}-layers.csv").write_text(csv_text(geometry.layers), "utf-8")
     drawn = [
-        ("geometry", "Change of lengths, angles and pairwise angles by domain", minmax_figure),
+        ("geometry", "Change of lengths, angles and pairwise angles by domain", domain_figure),
         (
             "raw",
-            "The same unscaled, with controls of the size of PAID's change",
+            "The same by method, with controls of the size of PAID's change",
             raw_figure,
         ),
     ]
@@ -137,91 +152,46 @@ def write_geometry(
     return table, [figure for figure in found if figure[2]]
 
 
-def scaled_bars(models: pd.DataFrame) -> pd.DataFrame:
-    """Long frame: label, measure, bar (tick: its label), kind, raw and scaled value.
+def by_domain(models: pd.DataFrame) -> pd.DataFrame:
+    """Long frame: label, kind, domain, measure, value; and what the figure needs of each.
 
-    Bars are the domains of a method, then every semantic shift. Values are scaled to [0, 1] in
-    their panel; all are 0 where the values of a panel are equal.
+    place: along the axis, domains first, then a gap and semantic shifts. tick: the text there.
+    drawn: the value, or for 0, which has no place on a logarithmic axis, a third of the smallest.
     """
     values = means(models, ["label", "kind", "domain"]).reset_index()
-    semantic = values[values["kind"] == "semantic"]
-    shown = models.groupby("label")["shown"].first()
-    domains = models.groupby("domain")["shown_domain"].first()
-    parts = []
-    for label in ordered_labels(models[models["kind"] == "corruption"]):
-        own = values[values["label"] == label]
-        own = own.set_index("domain").loc[_domains(models, label)].reset_index()
-        for measure in DRAWN:
-            raw = np.concatenate([own[measure].to_numpy(), semantic[measure].to_numpy()])
-            spread = np.ptp(raw)
-            parts.append(
-                pd.DataFrame(
-                    {
-                        "label": label,
-                        "measure": measure,
-                        "bar": [*own["domain"], *semantic["label"]],
-                        "tick": [*domains[own["domain"]], *shown[semantic["label"]]],
-                        "kind": [*own["kind"], *semantic["kind"]],
-                        "raw": raw,
-                        "scaled": (raw - raw.min()) / spread if spread else 0.0,
-                    }
-                )
-            )
-    columns = ["label", "measure", "bar", "tick", "kind", "raw", "scaled"]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-
-
-def _domains(models: pd.DataFrame, label: str) -> list[str]:
-    return list(dict.fromkeys(models.loc[models["label"] == label, "domain"]))
+    values["tick"] = values["domain"].map(models.groupby("domain")["shown_domain"].first())
+    is_semantic = values["kind"] == "semantic"
+    names = models.groupby("label")["shown"].first()
+    values.loc[is_semantic, "tick"] = values.loc[is_semantic, "label"].map(names)
+    domains = list(dict.fromkeys(values.loc[~is_semantic, "domain"]))
+    places = {name: place for place, name in enumerate(domains)}
+    values["place"] = values["domain"].map(places).astype(float)
+    values.loc[is_semantic, "place"] = len(domains) + 1 + np.arange(is_semantic.sum())
+    order = {label: place for place, label in enumerate(ordered_labels(models))}
+    long = values.melt(
+        ["label", "kind", "domain", "tick", "place"], [*DRAWN], "measure", "value"
+    ).sort_values(["label", "place"], key=lambda c: c.map(order) if c.name == "label" else c)
+    least = long[long["value"] > 0].groupby("measure")["value"].min()
+    floor = long["measure"].map(least / 3)
+    long["drawn"] = long["value"].where(long["value"] > 0, floor)
+    return long.reset_index(drop=True)
 
 
 def _title(geometry: Geometry) -> str:
     return f"Neurons of {MODELS.display_name(geometry.model)}, {geometry.setting}"
 
 
-def _caption(figure: Figure, text: str) -> None:
+def _caption(figure: Figure, text: str, canvas: Canvas) -> None:
+    """A caption in the figure on a screen; on paper it stands below it, from the file."""
+    if canvas.columns is not None:
+        return
     width = int(17 * figure.get_figwidth())
     left: Any = {"x": 0.01, "ha": "left", "fontsize": "small", "color": "#333333"}
     figure.supxlabel(textwrap.fill(text, width), **left)
 
 
-def _legend(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
-    figure.legend(
-        handles=handles,
-        loc="outside upper right",
-        ncols=len(handles),
-        frameon=False,
-        fontsize="small",
-    )
-
-
-def _draw_scaled(axes: Axes, bars: pd.DataFrame) -> None:
-    positions = np.arange(len(bars))
-    for kind, (colour, hatch) in _KIND_STYLE.items():
-        mask = (bars["kind"] == kind).to_numpy()
-        axes.bar(
-            positions[mask],
-            bars["scaled"].to_numpy()[mask],
-            0.74,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            lw=0,
-        )
-    axes.set_xticks(positions, bars["tick"], rotation=90, fontsize="small")
-    axes.set_ylim(0, 1.32)
-    axes.set_yticks([0, 1])
-    axes.tick_params(length=0)
-    low, high = bars["raw"].min(), bars["raw"].max()
-    axes.text(
-        0.01,
-        0.99,
-        f"0: {scientific(low)}   1: {scientific(high)}",
-        transform=axes.transAxes,
-        va="top",
-        fontsize="small",
-        color="#333333",
-    )
+def _legend(figure: Figure, handles: Sequence[Line2D], place: Any, ncols: int) -> None:
+    figure.legend(handles=handles, loc=place, ncols=ncols, frameon=False, fontsize="small")
 
 
 def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) -> None:
@@ -229,7 +199,7 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
     y = drawn["label"].map(positions).to_numpy(dtype=float)
     for number in range(0, len(labels), 2):
         axes.axhspan(number - 0.5, number + 0.5, color="#F3F3F3", lw=0, zorder=0)
-    for kind, (colour, _) in _KIND_STYLE.items():
+    for kind, colour in _KIND_COLOUR.items():
         mask = (drawn["kind"] == kind).to_numpy()
         axes.plot(
             drawn.loc[mask, measure],
@@ -247,7 +217,12 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
             drawn["matched_delta_s_per_pair"], y + 0.24, ls="", marker="|", ms=5, color="black"
         )
         axes.plot(
-            drawn["random_delta_s_per_pair"], y - 0.26, ls="", marker="x", ms=3, color=SOURCE_COLOUR
+            drawn["random_delta_s_per_pair"],
+            y - 0.26,
+            ls="",
+            marker="x",
+            ms=3,
+            color=CONTROL_COLOUR,
         )
     if (drawn[measure] > 0).any():
         axes.set_xscale("log")
@@ -270,6 +245,6 @@ def _raw_handles(drawn: pd.DataFrame) -> list[Line2D]:
     if drawn["matched_delta_s_per_pair"].notna().any():
         handles += [
             handle("|", "black", 6, "scaled to PAID's |ΔW|"),
-            handle("x", SOURCE_COLOUR, 4, "noise of PAID's |ΔW|"),
+            handle("x", CONTROL_COLOUR, 4, "noise of PAID's |ΔW|"),
         ]
     return handles

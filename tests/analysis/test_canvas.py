@@ -12,7 +12,7 @@ from ctta_bench.analysis.figures.rounds import round_figure
 from ctta_bench.analysis.figures.stream import stream_figure
 from ctta_bench.analysis.figures.sweeps import sweep_figure, sweeps
 from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
-from ctta_bench.analysis.paper.radar import settings_figure
+from ctta_bench.analysis.paper.settings import settings_figure
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.ranks import all_ranks
 from ctta_bench.errors import ConfigError
@@ -64,7 +64,7 @@ DRAWN_IN = {
     "stream": "ctta_bench.analysis.figures.stream.save_figure",
     "rounds": "ctta_bench.analysis.figures.rounds.save_figure",
     "tradeoff": "ctta_bench.analysis.figures.tradeoff.save_figure",
-    "settings": "ctta_bench.analysis.paper.radar.save_figure",
+    "settings": "ctta_bench.analysis.paper.settings.save_figure",
     "ranks": "ctta_bench.analysis.figures.ranks.save_figure",
     "sweep": "ctta_bench.analysis.figures.sweeps.save_figure",
 }

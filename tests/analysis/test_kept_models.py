@@ -8,12 +8,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from ctta_bench.analysis.figures.attention import AttentionGrid, Picture, attention_figure
-from ctta_bench.analysis.figures.geometry import minmax_figure, raw_figure, scaled_bars
+from ctta_bench.analysis.figures.geometry import by_domain, domain_figure, raw_figure
 from ctta_bench.analysis.kept_models.geometry import compare, source_layer
 from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
 from ctta_bench.analysis.kept_models.stored import kept_models, linear_layers
 from ctta_bench.analysis.paper.components import with_labels
-from ctta_bench.analysis.paper.radar import settings_figure
+from ctta_bench.analysis.paper.settings import settings_figure
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.kept_models import visualisations
 from ctta_bench.analysis.report.write import write_report
@@ -161,24 +161,23 @@ def test_the_table_tells_what_follows_from_construction(runs):
     )
 
 
-def test_bars_run_from_0_to_1_and_the_raw_values_are_kept(runs, tmp_path):
+def test_a_line_has_the_values_by_domain_and_semantic_shifts_stand_behind_a_gap(runs, tmp_path):
     (geometry,), _ = read_geometry(runs)
-    bars = scaled_bars(geometry.models)
-    panels = bars.groupby(["label", "measure"])["scaled"].agg(["min", "max"])
-    assert (panels["min"] == 0).all()
-    assert (panels["max"] == 1).all()
-    assert bars[bars["label"] == "PAID (2) direction"]["bar"].tolist()[:3] == [
-        "gaussian_noise",
-        "fog",
-        "semantic, free",
-    ]
-    paths = minmax_figure(geometry, tmp_path / "figure")
+    drawn = by_domain(geometry.models)
+    of = drawn[drawn["measure"] == "delta_m"].set_index(["label", "domain"])
+    assert of.loc["PAID (2) direction", "place"].to_dict() == {"gaussian_noise": 0, "fog": 1}
+    assert of.loc["semantic, free", "place"].tolist() == [3]
+    rows = geometry.models.set_index(["label", "domain"])
+    assert of.loc[("PAID (2) direction", "fog"), "value"] == pytest.approx(
+        rows.loc[("PAID (2) direction", "fog"), "delta_m"]
+    )
+    assert (drawn["drawn"] > 0).all()  # on a logarithmic axis
+    paths = domain_figure(geometry, tmp_path / "figure")
     assert [path.suffix for path in paths] == [".png", ".pdf", ".csv"]
-    stored = pd.read_csv(paths[2])
-    np.testing.assert_allclose(stored["raw"], bars["raw"], rtol=1e-9)
+    np.testing.assert_allclose(pd.read_csv(paths[2])["value"], drawn["value"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("draw", [minmax_figure, raw_figure])
+@pytest.mark.parametrize("draw", [domain_figure, raw_figure])
 def test_a_figure_says_in_itself_what_follows_from_construction(runs, monkeypatch, draw):
     drawn = []
     monkeypatch.setattr(
@@ -188,7 +187,7 @@ def test_a_figure_says_in_itself_what_follows_from_construction(runs, monkeypatc
     caption = drawn[0].get_supxlabel().replace("\n", " ")
     assert "keep every angle between neurons by construction" in caption
     shown = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
-    shown += [axes.get_ylabel().replace("\n", " ") for axes in drawn[0].axes]
+    shown += [text.get_text() for legend in drawn[0].legends for text in legend.get_texts()]
     assert "PAID (5) magnitude, rotation *" in shown
     assert "PAID (2) direction" in shown
 
