@@ -81,6 +81,10 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "come_eata": FAST | {"margin": 1.0, "max_similarity": 2.0},
     "come_sar": FAST | {"margin": 1e6, "recovery_threshold": 0.0},
     "palm": FAST | {"max_gradient": 1e6, "temperature": 50.0},
+    "spa": FAST,
+    "spa_tent": FAST,
+    "spa_eta": FAST | {"margin": 1.0, "max_similarity": 2.0},
+    "spa_eata": FAST | {"margin": 1.0, "max_similarity": 2.0},
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -302,6 +306,10 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("come_eata", 1, 1),
         ("come_sar", 2, 2),
         ("palm", 2, 3),
+        ("spa", 3, 2),
+        ("spa_tent", 3, 3),
+        ("spa_eta", 3, 3),
+        ("spa_eata", 3, 3),
     ],
 )
 def test_passes_per_image_are_counted(name: str, forward: int, backward: int) -> None:

@@ -203,6 +203,7 @@ def test_methods_of_norm_layers_report_these_and_no_other(
         ("foa_bp", 9 * 2 * 24),
         ("dpcore", 8 * 24),
         ("palm", 9 * 2 * 24 + (3 * 8**2 + 1) * 24),  # and the patch embedding
+        ("spa", 9 * 2 * 24 + 24**2),
         ("santa", 9 * 2 * 24 + (24 + 1) * 128 + (128 + 1) * 128),
     ],
 )

@@ -52,10 +52,7 @@ AUTHORS = {
     "DequanWang/tent", "mr-eggplant/SAR", "qinenergy/cotta", "BIT-DA/RoTTA", "Yangsenqiao/vida",
     "RanXu2000/continual-mae", "yhygao/DePT", "wangkunyu241/PAID", "Anonymous-012/SVDP",
     "Jhyun17/DeYO", "zybeich/DPCore", "mr-eggplant/FOA", "matsuolab/T3A",
-    "BlueWhaleLab/COME",
-    "pilsHan/rem",
-    "BlueWhaleLab/COME", "sarthaxxxxx/PALM",
-    "pilsHan/rem", "dhanajitb/petal",
+    "BlueWhaleLab/COME", "pilsHan/rem", "sarthaxxxxx/PALM", "dhanajitb/petal", "mr-eggplant/SPA",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.

@@ -42,7 +42,10 @@ FEW_VIEWS = {
     "petal": {"views": 4},
     "rotta": {"memory_size": 16, "update_every": 16},
 }
-NORMS = ("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar", "rem", "palm")
+NORMS = (
+    *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
+    *("rem", "palm", "spa", "spa_tent"),
+)
 ADAPTERS = ("paid", "lora", "dora")
 TEACHERS = ("cotta", "rotta", "vida", "petal")
 TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
