@@ -26,6 +26,8 @@ _LAZY = {
     "load_model": "ctta_bench.api",
     "load_benchmark": "ctta_bench.api",
     "load_method": "ctta_bench.api",
+    "adapt": "ctta_bench.api",
+    "check_model": "ctta_bench.api",
     "evaluate": "ctta_bench.api",
     "evaluate_many": "ctta_bench.api",
     "compare": "ctta_bench.api",
@@ -43,6 +45,8 @@ __all__ = ["__version__", *_LAZY]
 if TYPE_CHECKING:
     from ctta_bench.api import (
         Result,
+        adapt,
+        check_model,
         compare,
         describe,
         evaluate,

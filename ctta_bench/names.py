@@ -138,7 +138,7 @@ RENAMED_MODULES: Mapping[str, str] = {
     "map_metrics": "scoring.segmentation",
     "metrics": "scoring.classification",
     "orders": "stream.orders",
-    "pairing": "authoring.compatibility",
+    "pairing": "api.compatibility",
     "parity": "authoring.parity",
     "parts.alignment": "parts.families.alignment",
     "parts.augment": "parts.views.batch",

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.main import tables
-from ctta_bench.authoring.compatibility import compatibility
+from ctta_bench.api.compatibility import compatibility
 from ctta_bench.cli import app
 from ctta_bench.cli.progress import ConsoleProgress
 from ctta_bench.config.cell import CellRequest, resolve

@@ -35,7 +35,7 @@ VERSION_COLUMNS = [
 ]
 _NAMED_SETTINGS = {  # these have columns of their own
     "name", "setting", "severity", "domains", "rounds", "batch_size", "examples", "regime",
-    "mean", "std", "severities", "task", "scale", "inference",
+    "mean", "std", "transform", "severities", "task", "scale", "inference",
 }
 # fmt: on
 _MAX_CACHED = 1024
@@ -65,7 +65,12 @@ def read_folder(folder: Path) -> FoundCell | str | None:
 
 
 def normalisation_text(preprocessing: Mapping[str, Any]) -> str:
-    """The normalisation of the inputs: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`."""
+    """The normalisation of the inputs: `mean 0.5, std 0.5`, or `none (inputs in [0, 1])`.
+
+    Of a user's own pre-processing its name.
+    """
+    if preprocessing.get("transform"):
+        return str(preprocessing["transform"])
     mean, std = preprocessing.get("mean"), preprocessing.get("std")
     if not mean or not std or (set(mean) == {0} and set(std) == {1}):
         return "none (inputs in [0, 1])"

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from ctta_bench.names import late
 
 if TYPE_CHECKING:
+    from ctta_bench.api.adapter import Adapter as Adapter
+    from ctta_bench.api.adapter import adapt as adapt
     from ctta_bench.api.comparing import Comparison as Comparison
     from ctta_bench.api.comparing import compare as compare
     from ctta_bench.api.comparing import report as report
+    from ctta_bench.api.compatibility import check_model as check_model
     from ctta_bench.api.discover import describe as describe
     from ctta_bench.api.discover import list_benchmarks as list_benchmarks
     from ctta_bench.api.discover import list_experiments as list_experiments
@@ -29,4 +32,13 @@ if TYPE_CHECKING:
     from ctta_bench.api.running import evaluate as evaluate
     from ctta_bench.api.running import evaluate_many as evaluate_many
 
-__getattr__ = late(__name__, "discover", "loading", "results", "comparing", "running")
+__getattr__ = late(
+    __name__,
+    "discover",
+    "loading",
+    "results",
+    "comparing",
+    "running",
+    "adapter",
+    "compatibility",
+)

@@ -1,15 +1,19 @@
 """Models, benchmarks and methods by name, or from what a user has."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ctta_bench.config.presets import preset_values
 from ctta_bench.config.validation import validate
+from ctta_bench.errors import ConfigError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
+from ctta_bench.model.preprocessing import own_preprocessing, recorded_cfg
+from ctta_bench.model.source_model import UNKNOWN_SIZE
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark
@@ -17,29 +21,132 @@ from ctta_bench.stream.settings import SETTINGS
 
 
 def load_model(
-    model: str | nn.Module, *, weights: Path | str | None = None, preprocessing: Regime = "true"
+    model: str | nn.Module,
+    *,
+    weights: Path | str | None = None,
+    preprocessing: Regime | Callable[[Tensor], Tensor] = "true",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    size: int | tuple[int, int] | None = None,
+    features: str = "",
+    head: str | nn.Module = "",
+    name: str = "",
 ) -> SourceModel:
     """Build the source model that methods adapt.
 
         load_model("fashion_vit")  # a registered name
         load_model("timm:vit_base_patch16_224.augreg_in21k_ft_in1k")
-        load_model(my_network)  # any module from normalised images to logits
+        load_model(network, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224)
+        load_model(network, features="backbone.norm", head="classifier")
+        load_model(encoder, head=zero_shot_head)  # a backbone, and a head on its features
 
     Args:
-        model: a registered name (`ctta-bench list models`), `timm:MODEL.TAG`, or a module with its
-            weights. The `pretrained_cfg` of a module, if any, has mean, std and input size.
+        model: a registered name (`list_models()`), `timm:MODEL.TAG`, or a module with its weights
+            that maps images to logits [n, classes], or with `head=` to features [n, d].
         weights: a file of weights, for a name.
         preprocessing: "true" normalises as the checkpoint was trained; "lineage" gives the network
-            raw images in [0, 1], as earlier papers did.
+            raw images in [0, 1], as earlier papers did; or a function or module of your own from
+            images [n, 3, H, W] in [0, 1] to the network's input.
+        mean, std: normalisation of a module, for images in [0, 1]; by default that of its
+            `pretrained_cfg` (timm), or none.
+        size: pixels to which images are resized for a module, or (height, width).
+        features: the name of the module whose output are the features, for methods that use any; by
+            default the inputs of the last linear layer. It is checked that head and features give
+            the network's own logits.
+        head: the name of the module that gives the logits of these features, or a module of its own
+            for a backbone without one.
+        name: the name of a module in records and tables; by default that of its class.
 
-    Raises ConfigError for an unknown name, DataError for missing or damaged weights.
+    Raises ConfigError for an unknown name or an argument that does not fit, DataError for missing
+    or damaged weights, MethodError if features and head do not give the logits.
     """
-    if isinstance(model, SourceModel):
-        return model
-    if isinstance(model, nn.Module):
-        return SourceModel(model, preprocessing=preprocessing)
-    file = Path(weights) if weights is not None else None
-    return load_source_model(model, weights=file, preprocessing=preprocessing)
+    given = {"mean": mean, "std": std, "size": size, "features": features, "head": head}
+    of_module = [key for key, value in given.items() if value not in (None, "")]
+    if isinstance(model, SourceModel) or not isinstance(model, nn.Module):
+        if of_module:
+            raise ConfigError(f"load_model: {of_module[0]}= is for a module of your own.")
+        if isinstance(model, SourceModel):
+            return model
+        if not isinstance(preprocessing, str):
+            raise ConfigError("load_model: an own preprocessing is for a module of your own.")
+        file = Path(weights) if weights is not None else None
+        return load_source_model(model, weights=file, preprocessing=preprocessing)
+    if weights is not None:
+        raise ConfigError("load_model: a module has its weights; weights= is for names.")
+    network: nn.Module = model
+    if isinstance(head, nn.Module):
+        network, features, head = Headed(model, head), features or "backbone", "head"
+    _state_preprocessing(network, model, mean, std, size)
+    chosen = own_preprocessing(preprocessing) if callable(preprocessing) else preprocessing
+    if callable(preprocessing) and {"mean", "std", "size"} & set(of_module):
+        raise ConfigError("load_model: give a function as preprocessing, or mean, std and size.")
+    title = name or type(model).__name__
+    built = SourceModel(network, name=title, preprocessing=chosen, features=features, head=head)
+    _check_output(built)
+    return built
+
+
+class Headed(nn.Module):
+    """A backbone that gives features [n, d], and a head that gives their logits."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] of normalised images."""
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
+
+
+def _state_preprocessing(
+    network: nn.Module,
+    model: nn.Module,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+    size: int | tuple[int, int] | None,
+) -> None:
+    """Put mean, std and size into the network's record, where the regimes look for them."""
+    cfg = dict(recorded_cfg(model))
+    if (mean is None) != (std is None):
+        raise ConfigError("load_model: give mean and std together.")
+    for key, value in (("mean", mean), ("std", std)):
+        if value is not None:
+            numbers = (value,) * 3 if isinstance(value, int | float) else tuple(value)
+            if len(numbers) != 3 or not all(0 <= float(n) <= 1 for n in numbers):
+                raise ConfigError(
+                    f"load_model: {key}={value}: give one number or three, for images in [0, 1] "
+                    "(divide numbers for 0 to 255 by 255)."
+                )
+            cfg[key] = tuple(map(float, numbers))
+    if size is not None:
+        cfg["input_size"] = (3, size, size) if isinstance(size, int) else (3, *size)
+    if cfg:
+        network.pretrained_cfg = cfg  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def _check_output(model: SourceModel) -> None:
+    """Raise ConfigError if a classifier returns no tensor of logits, as with several heads."""
+    first = next(model.parameters(), None)
+    if first is None or model.task != "classification":
+        return
+    training = model.network.training
+    shown = torch.rand(1, 3, *(model.preprocessing.size or UNKNOWN_SIZE)).to(first)
+    try:
+        output = model.network.eval()(model.preprocess(shown))
+    except (RuntimeError, ValueError, AssertionError):
+        return  # of another size: reported where it is used
+    finally:
+        model.network.train(training)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        shape = (
+            f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        )
+        raise ConfigError(
+            f"{model.name} returns {shape}, not logits [n, classes]: wrap it in a module whose "
+            "forward returns the logits to score, or give head= for a backbone."
+        )
 
 
 def load_benchmark(benchmark: Any, *, root: Path | str | None = None, **settings: Any) -> Benchmark:

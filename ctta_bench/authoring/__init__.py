@@ -1,1 +1,1 @@
-"""For authors of methods: compatibility with models, parity with official codes, a skeleton."""
+"""For authors of methods: parity with official codes, a skeleton."""

@@ -37,7 +37,7 @@ models_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and sho
 new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a template to start from.")
 
 
-GET, WRITE = "Methods, models and data", "Write a method"
+GET, WRITE = "Methods, models and data", "Write a method or benchmark"
 
 
 def _add(group: typer.Typer, panel: str | None, **commands: Any) -> None:
@@ -80,7 +80,7 @@ _add(
     bench=data_reading.data_bench,
 )
 _add(models_app, None, download=models.models_download, show=models.models_show)
-_add(new_app, None, method=authoring.new_method)
+_add(new_app, None, method=authoring.new_method, benchmark=authoring.new_benchmark)
 
 
 def _version(wanted: bool) -> None:

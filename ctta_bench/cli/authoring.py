@@ -1,13 +1,14 @@
-"""For authors of methods: conformance checks, parity and a template."""
+"""For authors of methods and benchmarks: conformance checks, parity and templates."""
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ctta_bench import registry
 from ctta_bench.cli.command import (
+    DataRoot,
     Format,
     Plugin,
     check_format,
@@ -24,34 +25,47 @@ from ctta_bench.errors import ConfigError
 
 @command
 def check(
-    method: Annotated[
-        str | None, typer.Argument(help="A method, or --all.", autocompletion=completion(methods))
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A method or a benchmark, or --all.", autocompletion=completion(methods)
+        ),
     ] = None,
     all_methods: Annotated[bool, typer.Option("--all", help="Check all methods.")] = False,
+    data_root: DataRoot = None,
     plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
-    """Run the conformance checks on a method, with a tiny model, in seconds.
+    """Run the conformance checks on a method, with a tiny model, or on a benchmark, in seconds.
 
     Example: `ctta-bench check confident --plugin my_method.py`
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    if (method is None) != all_methods:
-        raise ConfigError("check: give the name of one method, or --all.")
-    names = registry.METHODS.names() if all_methods else [registry.METHODS.find(method or "").name]
+    if (name is None) != all_methods:
+        raise ConfigError("check: give the name of one method or benchmark, or --all.")
     from dataclasses import asdict
 
-    from ctta_bench.testing import check_method
+    outcomes: list[Any] = []
+    if name is not None and registry.canonical(name) in registry.BENCHMARKS.names():
+        from ctta_bench.authoring.benchmark_checks import check_benchmark
 
-    outcomes = [outcome for name in names for outcome in check_method(name)]
+        outcomes += check_benchmark(name, root=data_root)
+        kind = "benchmark"
+    else:
+        from ctta_bench.testing import check_method
+
+        names = [registry.METHODS.find(name).name] if name else registry.METHODS.names()
+        outcomes += [outcome for one in names for outcome in check_method(one)]
+        kind = "method"
+    rows = [asdict(outcome) for outcome in outcomes]
     if as_json:
-        print_json([asdict(outcome) for outcome in outcomes])
+        print_json(rows)
     else:
         from ctta_bench.cli.console import plain_table
 
-        rows = [[o.method, o.check.replace("_", " "), o.state, o.detail] for o in outcomes]
-        printer().print(plain_table(["method", "check", "state", "detail"], rows))
+        cells = [[r[kind], r["check"].replace("_", " "), r["state"], r["detail"]] for r in rows]
+        printer().print(plain_table([kind, "check", "state", "detail"], cells))
     failed = sum(not outcome.passed for outcome in outcomes)
     if failed:
         error_printer().print(f"{failed} of {len(outcomes)} checks failed", highlight=False)
@@ -113,6 +127,25 @@ def new_method(
     """
     from ctta_bench.authoring.skeleton import new_method as write
 
-    method, test = write(name, out)
-    check_it = follow_up("check", method.stem, "--plugin", method)
-    typer.echo(f"{method}\n{test}\nnext: {check_it}")
+    _print_written(*write(name, out))
+
+
+@command
+def new_benchmark(
+    name: Annotated[str, typer.Argument(help="The name that users will type.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two files.", show_default="this folder")
+    ] = Path(),
+) -> None:
+    """Write the file of a new benchmark, which runs as it is, and its test.
+
+    Example: `ctta-bench new benchmark my_cameras`
+    """
+    from ctta_bench.authoring.skeleton import new_benchmark as write
+
+    _print_written(*write(name, out))
+
+
+def _print_written(entry: Path, test: Path) -> None:
+    check_it = follow_up("check", entry.stem, "--plugin", entry)
+    typer.echo(f"{entry}\n{test}\nnext: {check_it}")

@@ -170,7 +170,7 @@ def list_compatibility(model: str, verbose: bool, as_json: bool) -> None:
     """What every method would update in a model, or why it does not support it."""
     from dataclasses import asdict
 
-    from ctta_bench.authoring.compatibility import compatibilities
+    from ctta_bench.api.compatibility import compatibilities
     from ctta_bench.cli.console import COMPATIBILITY_COLUMNS, compatibility_rows, list_table
 
     found = list(compatibilities(model, registry.METHODS.names()))

@@ -87,7 +87,7 @@ def models_show(
         "parameters": sum(p.numel() for p in model.network.parameters()),
         "task": model.task,
         "classes": model.known_classes,
-        "features": model.has_classifier or model.task == "segmentation",
+        "features": model.has_features or model.task == "segmentation",
         "preprocessing": model.preprocessing.record(),
         "weights_note": model.weights_note or None,
     }

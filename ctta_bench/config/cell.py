@@ -202,7 +202,7 @@ def resolved_cell(
             **benchmark.facts(),
             "domains": list(domains),
         },
-        "model": {"name": request.model, "sha256": sha256},
+        "model": {"name": request.model, "sha256": sha256, **_point(given)},
         "preprocessing": preprocessing,
         **recorded_options(request, "always"),
     }
@@ -220,6 +220,12 @@ def resolved_cell(
     return Cell(
         request, hyperparameters, settings, record, told, tuned, warmup, asked, given or Given()
     )
+
+
+def _point(given: Given | None) -> dict[str, Any]:
+    """Where a given model has its features, if it was chosen."""
+    point = given.model.point if given is not None and given.model is not None else None
+    return {} if point is None else point.record()
 
 
 def hyperparameters_of_start(method: Any, hyperparameters: Any) -> dict[str, Any]:

@@ -287,6 +287,14 @@ class Method(OldNames):
             self.start()
         self._load_state(tree)
 
+    def __repr__(self) -> str:
+        values = {k: v for k, v in self.hp.model_dump().items() if v is not None}
+        shown = "".join(f" {key}={value}," for key, value in values.items()).rstrip(",")
+        count = sum(p.numel() for p in self.trainable.values())
+        return (
+            f"<{self.title} on {self.model.name}:{shown or ' no values'}; adapts {count:,} values>"
+        )
+
     @property
     def started(self) -> bool:
         """Whether `start` was called: the method has been run."""

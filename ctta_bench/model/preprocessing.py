@@ -11,16 +11,19 @@ The crop of `lineage` enlarges images of 224 x 224 pixels by 8/7 and removes the
 loaders of CoTTA, ViDA, DPCore and PAID do. All resizing is bilinear.
 """
 
-from dataclasses import asdict, dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torchvision.transforms.functional import center_crop
 
 from ctta_bench.errors import ConfigError
 
-Regime = Literal["true", "lineage"]
+Regime = Literal["true", "lineage", "own"]
 # torchvision's Resize(256), CenterCrop(224), for every network of 224 pixels.
 LINEAGE_CROP, LINEAGE_SHORT_SIDE = (224, 224), 256
 # A key of pretrained_cfg: mean and std are part of the network, and are used in both regimes.
@@ -35,7 +38,9 @@ class Preprocessing:
 
     `mean` and `std` are for images in [0, 1]; `size` is (height, width) of the network's input,
     None for any size. With `enlarge`, images are resized so that the short side has that many
-    pixels, and `size` is cut from the centre.
+    pixels, and `size` is cut from the centre. `transform` is a function of one's own from images
+    [n, 3, H, W] in [0, 1] to the network's input, with a name for the record (see
+    `own_preprocessing`).
     """
 
     regime: Regime = "true"
@@ -44,14 +49,21 @@ class Preprocessing:
     size: tuple[int, int] | None = None
     interpolation: str = "bilinear"
     enlarge: int | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
+    transform_name: str = ""
 
     def record(self) -> dict[str, Any]:
-        """Plain values for cell.yaml; `enlarge` only if it is set."""
-        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {k: v for k, v in values.items() if k != "enlarge" or v is not None}
+        """Plain values for cell.yaml; `enlarge` and `transform` (its name) only if they are set."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain |= {"transform": plain.pop("transform_name") or None}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+        optional = ("enlarge", "transform")
+        return {k: v for k, v in values.items() if k not in optional or v is not None}
 
     def resize(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] resized to the network's input, [n, 3, *size]."""
+        if self.transform is not None:
+            return self.transform(images)
         if self.size is None:
             return images
         if self.enlarge is not None:
@@ -62,6 +74,8 @@ class Preprocessing:
 
     def __str__(self) -> str:
         """As text, e.g. `true (mean 0.5, std 0.5, 224x224)`."""
+        if self.transform_name:
+            return f"{self.regime} ({self.transform_name})"
         parts = ["raw [0, 1]"]
         if (self.mean, self.std) != ((0.0,) * 3, (1.0,) * 3):
             parts = [f"mean {_channels(self.mean)}", f"std {_channels(self.std)}"]
@@ -70,6 +84,32 @@ class Preprocessing:
         if self.size is not None:
             parts.append(f"{self.size[0]}x{self.size[1]}")
         return f"{self.regime} ({', '.join(parts)})"
+
+
+def own_preprocessing(transform: Callable[[Tensor], Tensor]) -> Preprocessing:
+    """The pre-processing of a function or module from images [n, 3, H, W] in [0, 1].
+
+    Its name for the record ends with a hash of its output for one image, so that two functions of
+    one name are told apart. Raises ConfigError if it does not return images.
+    """
+    name = getattr(transform, "__name__", None) or " ".join(repr(transform).split())
+    shown = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            output = transform(shown)
+            again = transform(shown)
+    except Exception as error:
+        raise ConfigError(
+            f"preprocessing {name}: fails on images [1, 3, 64, 64] in [0, 1] ({error}); give a "
+            "function of a batch of images as a tensor."
+        ) from error
+    if not isinstance(output, Tensor) or output.ndim != 4 or not torch.equal(output, again):
+        raise ConfigError(
+            f"preprocessing {name}: must return images [n, 3, H, W], and the same for every call."
+        )
+    values = output.detach().double().contiguous().numpy().tobytes()
+    digest = hashlib.sha256(f"{tuple(output.shape)}".encode() + values).hexdigest()[:8]
+    return Preprocessing("own", transform=transform, transform_name=f"{name[:80]} {digest}")
 
 
 def _short_side(images: Tensor, pixels: int) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta_bench.errors import MethodError
+from ctta_bench.model.feature_point import FeaturePoint, find_point
 from ctta_bench.model.inside import TransformerHooks
 from ctta_bench.model.preprocessing import Preprocessing, Regime, recorded_preprocessing
 from ctta_bench.names import OldNames
@@ -31,6 +32,7 @@ Task = str  # "classification", "segmentation", or another entry of METRICS
 # Largest difference between logits by features and head and the network's own, as a share of the
 # largest logit.
 SPLIT_TOLERANCE = 1e-4
+UNKNOWN_SIZE = (64, 64)  # of the images that check features of a network without a recorded size
 
 
 @dataclass
@@ -58,6 +60,11 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
             `pretrained_cfg` (mean, std, input size), if any, is used by regime "true".
         name: the name in messages; by default that of the class.
         preprocessing: "true", "lineage", or a `Preprocessing`.
+        features: the name of the module of the network whose output are the features, e.g.
+            "backbone.norm"; by default they are the inputs of the last linear layer.
+        head: the name of the module that gives the logits of these features.
+
+    Raises MethodError if features and head do not give the network's own logits.
 
     A segmentation network has `num_classes`, `encoder_stages`, `forward_maps(images)`, a list of
     maps [n, C, h, w] by growing stride, and `decode(maps)`, logits [n, classes, h, w] at the finest
@@ -65,7 +72,13 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
     """
 
     def __init__(
-        self, network: nn.Module, *, name: str = "", preprocessing: Regime | Preprocessing = "true"
+        self,
+        network: nn.Module,
+        *,
+        name: str = "",
+        preprocessing: Regime | Preprocessing = "true",
+        features: str = "",
+        head: str = "",
     ) -> None:
         super().__init__()
         self.network: Any = network
@@ -89,8 +102,19 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
         self.register_buffer("kept", None, persistent=False)
         self._outputs: int | None = None  # logits per image
         self.weights_note = ""  # which of a file's sets of weights these are, if it has several
+        self.point: FeaturePoint | None = None  # where the features are, if it was chosen
         if self.task != "segmentation":
             self._check_split()
+        if features or head:
+            self._choose_point(features, head)
+
+    def __repr__(self) -> str:
+        classes = self.known_classes
+        return (
+            f"<SourceModel {self.name}: {self.source_parameters:,} parameters, "
+            f"{'unknown' if classes is None else classes} classes, normalisation "
+            f"{self.preprocessing}; .network has the layers>"
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images; of a segmentation network [n, classes, h, w]."""
@@ -109,7 +133,9 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
         return self._count(self._features(self.preprocess(images)))
 
     def _features(self, inputs: Tensor) -> Tensor:
-        """The features of normalised images, from a network with a last linear layer."""
+        """The features of normalised images."""
+        if self.point is not None:
+            return self.point.read(self.network, inputs)
         if self._is_timm:
             tokens = self.network.forward_features(inputs)
             features: Tensor = self.network.forward_head(tokens, pre_logits=True)
@@ -128,6 +154,33 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
         if len(seen) != 1 or not (seen[0][1] is logits or torch.equal(seen[0][1], logits)):
             raise MethodError(self._no_features())
         return seen[0][0]
+
+    @torch.no_grad()
+    def _choose_point(self, features: str, head: str) -> None:
+        """Read features at a module, if its head gives the network's own logits on some images."""
+        if self.task == "segmentation" or not features:
+            raise MethodError(
+                "features= and head= are for classifiers: name the module of the features, and if "
+                "it is not followed by the last linear layer, that of the head."
+            )
+        first = next(self.network.parameters())
+        size = self.preprocessing.size or UNKNOWN_SIZE
+        shown = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0)).to(first)
+        training = self.network.training
+        classifier = find_classifier(self.network)
+        try:
+            self.point = find_point(
+                self.network.eval(), features, head, classifier, shown, SPLIT_TOLERANCE, self.name
+            )
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise MethodError(
+                f"features={features!r}: {self.name} cannot run on images of {size[0]} x {size[1]} "
+                f"pixels ({error}); give the size of its input."
+            ) from error
+        finally:
+            self.network.train(training)
+        self._classifier = (classifier if isinstance(classifier, nn.Linear) and not head else None,)
+        self._is_timm = False
 
     @torch.no_grad()
     def _check_split(self) -> None:
@@ -167,6 +220,9 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits [n, classes] of features [n, d]."""
+        if self.point is not None and self.point.head:
+            logits: Tensor = self.network.get_submodule(self.point.head)(features)
+            return logits if self.kept is None else logits[:, self.kept]
         return self.classifier(features)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -213,6 +269,8 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
 
     def trained_preprocessing(self) -> Preprocessing:
         """Regime "true", the normalisation of the weights, at the present input size."""
+        if self.preprocessing.transform is not None:
+            return self.preprocessing
         return recorded_preprocessing(self.network, "true", self.preprocessing.size)
 
     @contextlib.contextmanager
@@ -236,6 +294,11 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
                 f"{self.name} is for segmentation: its logits come from a decoder, not from a last "
                 "linear layer."
             )
+        if classifier is None and self.point is not None:
+            raise MethodError(
+                f"{self.name} has the head {self.point.head!r}, which is no linear layer: choose a "
+                "method that does not use its weights."
+            )
         if classifier is None:
             raise MethodError(self._no_features())
         return classifier
@@ -245,9 +308,14 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
         """Whether the logits come from a last linear layer, whose inputs are the features."""
         return self._classifier[0] is not None
 
+    @property
+    def has_features(self) -> bool:
+        """Whether features and head are known; the head may be another than a linear layer."""
+        return self.has_classifier or self.point is not None
+
     def require_features(self, *, asked_by: str = "") -> None:
         """Raise MethodError if the model offers no features; `asked_by`: the method, for it."""
-        if self.task != "segmentation" and not self.has_classifier:
+        if self.task != "segmentation" and not self.has_features:
             raise MethodError(self._no_features(asked_by))
 
     def _no_features(self, asked_by: str = "") -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from ctta_bench.authoring.compatibility import compatibility
+from ctta_bench.api.compatibility import compatibility
 from ctta_bench.config.presets import preset_values, presets_of
 from ctta_bench.errors import MethodError
 from ctta_bench.method import softmax_entropy
