@@ -1,7 +1,7 @@
 """Dots with intervals, one row each, on an axis that may be cut where single rows are far away."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,18 @@ def draw_dot(axes: Axes, dot: Dot, place: float) -> None:
     face = colour if dot.filled else "white"
     marker = dot.look.marker or "d"
     axes.plot(dot.value, place, ls="", marker=marker, mec=colour, mfc=face, ms=5, mew=1)
+
+
+def draw_groups(axes: Axes, dots: Sequence[Dot], values: Sequence[Sequence[float]]) -> None:
+    """In each row the values of several, side by side: a dot of each look, without intervals.
+
+    values: those of each dot [dots][rows]; NaN for none.
+    """
+    axes.axvline(0, color="#777777", lw=0.8, zorder=0.5)
+    for number, (dot, of_rows) in enumerate(zip(dots, values, strict=True)):
+        lift = 0.6 * (number - (len(dots) - 1) / 2) / max(len(dots) - 1, 1)
+        for place, value in enumerate(of_rows):
+            draw_dot(axes, replace(dot, value=value, low=np.nan, high=np.nan), place + lift)
 
 
 def limits(dots: Sequence[Dot]) -> tuple[float, float]:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
-from ctta_bench.analysis.figure.dots import Dot, draw_dot, draw_dots, name_rows, write_column
+from ctta_bench.analysis.figure.dots import (
+    Dot,
+    draw_dot,
+    draw_dots,
+    draw_groups,
+    name_rows,
+    write_column,
+)
 from ctta_bench.analysis.figure.lines import row_looks
 from ctta_bench.analysis.paper.components import COMPONENTS, PAIRWISE_INVARIANT, component_of
 from ctta_bench.analysis.read.collect import Runs
@@ -87,7 +93,7 @@ def settings_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Pat
         ratios = {"height_ratios": height} if grid[0] == 2 else {}
         panels = figure.subplots(*grid, squeeze=False, gridspec_kw=ratios).ravel()
         if has_domains:
-            _draw_domains(panels[0], dots, _by_domain(settings, source, metric))
+            draw_groups(panels[0], dots, _by_domain(settings, source, metric))
             name_rows(panels[0], [*domains.values()], canvas)
             panels[0].set_title("by domain", loc="left", fontsize="medium")
         cut = draw_dots(panels[-1], dots, canvas) if source else ""
@@ -137,12 +143,3 @@ def _by_domain(
     if source is not None:
         values = [-metric.ascending * (value - source.over(axis=1)) for value in values]
     return [value.tolist() for value in values]
-
-
-def _draw_domains(axes: Axes, dots: Sequence[Dot], values: Sequence[Sequence[float]]) -> None:
-    """The settings of a domain beside each other, each at a height of its own."""
-    axes.axvline(0, color="#777777", lw=0.8, zorder=0.5)
-    for number, (dot, by_domain) in enumerate(zip(dots, values, strict=True)):
-        lift = 0.5 * (number - (len(dots) - 1) / 2) / max(len(dots) - 1, 1)
-        for place, value in enumerate(by_domain):
-            draw_dot(axes, replace(dot, value=value, low=np.nan, high=np.nan), place + lift)
