@@ -85,6 +85,9 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "spa_tent": FAST,
     "spa_eta": FAST | {"margin": 1.0, "max_similarity": 2.0},
     "spa_eata": FAST | {"margin": 1.0, "max_similarity": 2.0},
+    "asr_eta": FAST | {"margin": 1.0, "max_similarity": 2.0},
+    "asr_roid": FAST,
+    "asr_tent": FAST,
     "dept": FAST | {"dino": True, "hidden": 16, "bottleneck": 8, "outputs": 12, "bank_start": 10},
 }
 
@@ -306,6 +309,8 @@ def test_adaptation_works_inside_no_grad(name: str) -> None:
         ("come_eata", 1, 1),
         ("come_sar", 2, 2),
         ("palm", 2, 3),
+        ("asr_eta", 2, 1),
+        ("asr_tent", 2, 1),
         ("spa", 3, 2),
         ("spa_tent", 3, 3),
         ("spa_eta", 3, 3),

@@ -175,6 +175,8 @@ def test_a_transformer_without_any_record_gets_images_of_the_only_size_that_it_t
         "cmf",
         "come_tent",
         "come_eata",
+        "asr_eta",
+        "asr_roid",
     ],
 )
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ AUTHORS = {
     "RanXu2000/continual-mae", "yhygao/DePT", "wangkunyu241/PAID", "Anonymous-012/SVDP",
     "Jhyun17/DeYO", "zybeich/DPCore", "mr-eggplant/FOA", "matsuolab/T3A",
     "BlueWhaleLab/COME", "pilsHan/rem", "sarthaxxxxx/PALM", "dhanajitb/petal", "mr-eggplant/SPA",
+    "YonseiML/asr",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.

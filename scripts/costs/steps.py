@@ -44,7 +44,7 @@ FEW_VIEWS = {
 }
 NORMS = (
     *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
-    *("rem", "palm", "spa", "spa_tent"),
+    *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent"),
 )
 ADAPTERS = ("paid", "lora", "dora")
 TEACHERS = ("cotta", "rotta", "vida", "petal")
