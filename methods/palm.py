@@ -4,8 +4,8 @@ uncertain adapt, each with a learning rate by how much its sensitivity changes.
 Official code: sarthaxxxxx/PALM. All norm layers and convolutions may adapt. A tensor is selected if
 its gradient g of the cross-entropy to uniform labels is small. Its sensitivity is s = |θ g|, and
 its rate is the mean of |s - ŝ| / ŝ, with the moving average ŝ. Then the model takes one step on the
-entropy of certain images, and on the consistency with a view. Adam forgets its moments at every batch, in
-their code and here: its step is about the rate times the sign of the gradient.
+entropy of certain images, and on the consistency with a view. Adam forgets its moments at every
+batch, in their code and here: its step is about the rate times the sign of the gradient.
 
 Differs from the official code, unless `faithful: true`: a tensor that is not selected does not move
 (theirs keeps the rate of its last selection), as in the paper. A reset clears ŝ, and a batch
