@@ -19,7 +19,7 @@ are not made; and a gradient that is rounding noise makes no step. Always: Adam,
 again at a reset, returns to its start; snapshots are taken at equal intervals after the first one.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -41,6 +41,7 @@ from ctta_bench.parts.views.passes import Augment, mean_over_views
 from ctta_bench.registry import METHODS
 
 DAMPING = 1e-6  # of the variance
+SAMPLED = 2**16  # values of which a quantile is estimated
 
 
 @METHODS.register_module("petal")
@@ -123,7 +124,11 @@ class PETAL(Method):
         of_anchor = dict(self.anchor.network.named_parameters())
         self.start_values = [of_anchor[name] for name in self.trainable]
         self.prior_mean = self.start_values
-        self.prior_variance = [torch.ones_like(start) for start in self.start_values]
+        # Of a warm-up for every weight, otherwise the same number for all of them.
+        one = self.model.mean.new_tensor(1 / (1 + DAMPING))
+        self.prior_precision = [
+            torch.zeros_like(start) if self.hp.warms_up else one for start in self.start_values
+        ]
         self.snapshots = 0
 
     # -- the posterior of the source weights
@@ -138,7 +143,7 @@ class PETAL(Method):
     def warmup_updated(self, done: int, total: int) -> None:
         """A snapshot after each of the equal parts of the warm-up, but the first.
 
-        The anchor holds the mean of the weights, `prior_variance` that of their squares.
+        Until its end, `prior_precision` holds the means of the squares.
         """
         parts = self.hp.snapshots + 1
         if done not in {total * part // parts for part in range(2, parts + 1)}:
@@ -147,24 +152,25 @@ class PETAL(Method):
         weights: list[Tensor] = list(self.trainable.values())
         squares = [weight.square() for weight in weights]
         torch._foreach_lerp_(self.start_values, weights, 1 / self.snapshots)
-        torch._foreach_lerp_(self.prior_variance, squares, 1 / self.snapshots)
+        torch._foreach_lerp_(self.prior_precision, squares, 1 / self.snapshots)
 
     def warmup_result(self) -> dict[str, Tensor]:
         """The means of weights and of their squares."""
         means = dict(zip(self.trainable, self.start_values, strict=True))
-        squares = zip(self.trainable, self.prior_variance, strict=True)
+        squares = zip(self.trainable, self.prior_precision, strict=True)
         return means | {f"{name}.square": square for name, square in squares}
 
     @torch.no_grad()
     def warmed_up(self) -> None:
-        """Start student and teacher from the mean; make the variance."""
+        """Start student and teacher from the mean; make the precision of the prior."""
         self.snapshots = 0
         for network in (self.model, self.teacher):
             ema_update(network.parameters(), self.anchor.parameters(), 0.0)
-        for mean, square in zip(self.prior_mean, self.prior_variance, strict=True):
-            square.sub_(mean.square())
+        for mean, square in zip(self.prior_mean, self.prior_precision, strict=True):
+            variance = square.sub_(mean.square())
             if not self.hp.faithful:
-                square.clamp_min_(0)
+                variance.clamp_min_(0)
+            variance.add_(DAMPING).reciprocal_()
 
     # -- the stream
 
@@ -214,8 +220,9 @@ class PETAL(Method):
 
     def penalty(self) -> Tensor:
         """-log of the prior, up to a constant: ½ Σ (θ - μ)² / (σ² + 1e-6)."""
-        weights = zip(self.trainable.values(), self.prior_mean, self.prior_variance, strict=True)
-        return sum(((w - m).square() / (v + DAMPING)).sum() for w, m, v in weights) / 2
+        weights = self.trainable.values()
+        found: Tensor = Quadratic.apply(self.prior_mean, self.prior_precision, *weights)
+        return found / 2
 
     def squared_gradients(self) -> list[Tensor]:
         """F = g² of every weight, of this batch alone; 0 without a gradient."""
@@ -244,11 +251,37 @@ class PETAL(Method):
         return self.teacher
 
 
+class Quadratic(torch.autograd.Function):
+    """Σ p (θ - μ)², without the intermediate values that autograd would store."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, means: list[Tensor], precisions: list[Tensor], *weights: Tensor
+    ) -> Tensor:
+        """The sum over all weights, a scalar."""
+        ctx.means, ctx.precisions = means, precisions
+        ctx.save_for_backward(*weights)
+        terms = zip(weights, means, precisions, strict=True)
+        return torch.stack([(w - m).square_().mul_(p).sum() for w, m, p in terms]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """2 p (θ - μ) for every weight."""
+        terms = zip(ctx.saved_tensors, ctx.means, ctx.precisions, strict=True)
+        return None, None, *((w - m).mul_(p).mul_(2 * gradient) for w, m, p in terms)
+
+
 def quantile(values: Tensor, share: float) -> Tensor:
     """As `torch.quantile(values, share)` of values [n], which takes at most 2^24 of them."""
     place = share * (len(values) - 1)
     below = int(place)
-    lower = values.kthvalue(below + 1).values
+    few = values
+    if len(values) > SAMPLED:  # those above the quantile of a sample, with a margin, are not sorted
+        sample = values[:: len(values) // SAMPLED]
+        bound = sample.kthvalue(min(len(sample), int(1.1 * share * len(sample)) + 100)).values
+        few = values[values <= bound]
+        few = few if len(few) > below + 1 else values
+    lower = few.kthvalue(below + 1).values
     if place == below:
         return lower
-    return torch.lerp(lower, values.kthvalue(below + 2).values, place - below)
+    return torch.lerp(lower, few.kthvalue(below + 2).values, place - below)

@@ -53,9 +53,8 @@ def test_mean_and_variance_are_those_of_the_weights_after_each_epoch_but_the_fir
     for place, name in enumerate(method.trainable):
         seen = torch.stack([weights[update][name] for update in (9, 14, 19, 24)])
         torch.testing.assert_close(method.prior_mean[place], seen.mean(0))
-        torch.testing.assert_close(
-            method.prior_variance[place], seen.var(0, unbiased=False), atol=1e-12, rtol=0
-        )
+        variance = seen.var(0, unbiased=False)
+        torch.testing.assert_close(method.prior_precision[place], 1 / (variance + 1e-6))
 
 
 def test_student_and_teacher_and_anchor_start_from_the_mean() -> None:
@@ -84,12 +83,12 @@ def test_a_negative_variance_is_rounding_and_only_faithful_keeps_it(faithful: bo
     method = PETAL(
         SourceModel(toy.toy_vit()), PETAL.Hyperparameters(**POSTERIOR, faithful=faithful)
     )
-    mean, square = method.prior_mean[0], method.prior_variance[0]
+    mean, square = method.prior_mean[0], method.prior_precision[0]
     mean.fill_(1.0)
     square.fill_(1 - 2.0**-20)  # as E[θ²] of float32 may be
     method.warmed_up()
-    lowest = float(method.prior_variance[0].min())
-    assert lowest == (-(2.0**-20) if faithful else 0)
+    variance = -(2.0**-20) if faithful else 0.0
+    assert float(method.prior_precision[0].max()) == pytest.approx(1 / (variance + 1e-6), rel=1e-4)
 
 
 def test_the_warm_up_has_the_rates_and_the_weight_decay_of_the_official_code() -> None:
@@ -116,12 +115,12 @@ def test_without_a_posterior_the_plain_pull_has_to_be_asked_for() -> None:
 
 def test_the_gradient_of_the_prior_is_the_distance_from_its_mean_over_its_variance() -> None:
     method = build("petal", **L2, **DOUBLE)
-    method.prior_variance = [torch.full_like(v, 0.5) for v in method.prior_variance]
+    method.prior_precision = [torch.full_like(p, 1 / 0.7) for p in method.prior_precision]
     method.prior_mean = [0.9 * m for m in method.prior_mean]
     weights = list(method.trainable.values())
     found = torch.autograd.grad(method.penalty(), weights)
     for gradient, weight, mean in zip(found, weights, method.prior_mean, strict=True):
-        torch.testing.assert_close(gradient, (weight.detach() - mean) / (0.5 + 1e-6))
+        torch.testing.assert_close(gradient, (weight.detach() - mean) / 0.7)
 
 
 def test_without_prior_and_with_random_restore_it_is_cotta() -> None:
@@ -142,6 +141,27 @@ def test_the_quantile_is_interpolated_as_that_of_torch(share: float) -> None:
     values = torch.rand(1001, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(module.quantile(values, share), torch.quantile(values, share))
     assert module.quantile(torch.ones(1), share) == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.03, 0.5, 0.999])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_quantile_of_many_values_is_exact_too(share: float, mixed: bool) -> None:
+    values = torch.rand(300_000, generator=torch.Generator().manual_seed(0)).double()
+    values = values if mixed else torch.cat([values[::2].sort().values, values[1::2] * 9])
+    torch.testing.assert_close(module.quantile(values, share), torch.quantile(values, share))
+    values[::7] = 0  # equal values
+    torch.testing.assert_close(module.quantile(values, share), torch.quantile(values, share))
+
+
+def test_the_penalty_has_the_derivatives_of_its_value() -> None:
+    drawn = torch.rand(3, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    means, precisions, weights = (list(x) for x in drawn)
+    weights = [w.requires_grad_() for w in weights]
+    found = module.Quadratic.apply(means, precisions, *weights)
+    torch.testing.assert_close(found, (drawn[1] * (drawn[2] - drawn[0]).square()).sum())
+    assert torch.autograd.gradcheck(
+        lambda *w: module.Quadratic.apply(means, precisions, *w), weights
+    )
 
 
 def squares_and_restored(**values: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
