@@ -28,16 +28,11 @@ from ctta_bench.parts.prompts.class_token import check_class_token, prompted, st
 from ctta_bench.parts.source.moments import (
     SourceStatistics,
     alignment_loss,
+    batch_moments,
     cached_statistics,
     source_statistics,
 )
 from ctta_bench.registry import METHODS
-
-
-def moments(features: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Mean and unbiased deviation [d] of features [n, d]; None for that of a single image."""
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
-    return features.mean(0), features.std(0) if len(features) > 1 else None
 
 
 class PromptCores:
@@ -167,7 +162,7 @@ class DPCore(Method):
 
     def from_cores(self, images: Tensor, raw: Tensor) -> Tensor | None:
         """Logits with the mixture, and one step; None if it is too far for raw features [n, d]."""
-        weights = self.cores.weights(*moments(raw))
+        weights = self.cores.weights(*batch_moments(raw))
         self.begin(self.cores.mixture(weights))
         features, logits = self.features_and_logits(images)
         loss = self.distance(features)
@@ -175,7 +170,7 @@ class DPCore(Method):
             return None
         if self.step(loss):
             rates = self.hp.core_rate * weights
-            self.cores.move(rates, *moments(features.detach()), self.prompts.detach())
+            self.cores.move(rates, *batch_moments(features.detach()), self.prompts.detach())
         return logits
 
     def new_prompts(self, images: Tensor, raw: Tensor) -> Tensor:
@@ -189,7 +184,7 @@ class DPCore(Method):
             if not bool(loss.isfinite()):
                 break
         if stepped and (self.hp.faithful or 2 * len(images) >= self.largest_batch):
-            mean, std = moments(raw)
+            mean, std = batch_moments(raw)
             self.cores.add(mean, self.source.std if std is None else std, self.prompts.detach())
         return logits
 
@@ -198,7 +193,9 @@ class DPCore(Method):
         """Logits with the mixture of cores for these images; without cores, with random prompts."""
         prompts = self.start_prompts
         if len(self.cores):
-            prompts = self.cores.mixture(self.cores.weights(*moments(self.model.features(images))))
+            prompts = self.cores.mixture(
+                self.cores.weights(*batch_moments(self.model.features(images)))
+            )
         with prompted(self.model, prompts):
             return self.model(images)
 

@@ -43,7 +43,8 @@ from tests.methods import build, pictures, tensors
 ALL = [name for name in METHODS.names() if not METHODS.get(name).learns_labels]
 EMBEDDED = {"domains": ["brightness", "contrast"], "examples": 20}
 TOYS = {"domains": ["dark", "noise"], "examples": 20}
-NEEDS_A_VIT = {"cmae", "dept", "dora", "dpcore", "foa", "foa_bp", "lora", "paid", "rem", "vida"}
+NEEDS_A_VIT = {"cmae", "dept", "dora", "dpcore", "foa", "foa_bp", "kff", "lora", "paid", "rem",
+               "vida"}  # fmt: skip
 NEEDS_BATCHNORM = {"norm"}
 SEGMENTS = {name for name in ALL if METHODS.get(name).tasks == {"segmentation"}}
 # Names in sentences, where they are not the class's.

@@ -54,6 +54,7 @@ AUTHORS = {
     "Jhyun17/DeYO", "zybeich/DPCore", "mr-eggplant/FOA", "matsuolab/T3A",
     "BlueWhaleLab/COME", "pilsHan/rem", "sarthaxxxxx/PALM", "dhanajitb/petal", "mr-eggplant/SPA",
     "YonseiML/asr",
+    "zhoujiahuan1991/NeurIPS2025-KFF",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.

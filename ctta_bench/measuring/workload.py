@@ -35,6 +35,7 @@ SOURCE_IMAGES = 16  # random source images; their number does not change the cos
 BATCHES = 4  # used again and again
 # Values of a method's `checked_with` with which it uses every image, even with random logits.
 SELECTING = {"margin", "max_similarity", "max_entropy", "min_drop", "similarity"}
+SELECTING |= {"domain_distance", "source_max_entropy"}
 
 
 @dataclass

@@ -40,16 +40,18 @@ FEW_VIEWS = {
     "cotta": {"views": 4},
     "vida": {"views": 4, "lr": 1e-4, "lr_adapters": 1e-4},
     "petal": {"views": 4},
+    "kff": {"steps": 2},
     "rotta": {"memory_size": 16, "update_every": 16},
 }
 NORMS = (
     *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
     *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent"),
 )
+PROMPTS = ("kff",)
 ADAPTERS = ("paid", "lora", "dora")
 TEACHERS = ("cotta", "rotta", "vida", "petal")
 TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
-TO_BOUND = dict.fromkeys(NORMS, 1.10) | dict.fromkeys(TEACHERS, 1.15)
+TO_BOUND = dict.fromkeys((*NORMS, *PROMPTS), 1.10) | dict.fromkeys(TEACHERS, 1.15)
 MEMORY = 1.10
 GRAPHS = {"rem": 3}  # forward passes that one backward pass needs; a plain step has one
 AUGMENTATION, TEACHING = 0.08, 0.03
@@ -129,7 +131,7 @@ def method_rows(
 ) -> Iterator[Row]:
     """Times of steps divided by their bounds and by TENT, shares of a step, and memory."""
     workload = random_workload(model, batch_size, device)
-    wanted = [n for n in (*NORMS, *ADAPTERS) if not only or n in only]
+    wanted = [n for n in (*NORMS, *PROMPTS, *ADAPTERS) if not only or n in only]
     if wanted:
         yield from _group(workload, list(dict.fromkeys(["tent", *wanted])), repeats)
     for name in TEACHERS:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ctta_bench.errors import MethodError
-from ctta_bench.methods.dpcore import PromptCores, moments
+from ctta_bench.methods.dpcore import PromptCores
 from ctta_bench.parts.prompts.class_token import prompted
+from ctta_bench.parts.source.moments import batch_moments
 from tests.methods import build, changed, pictures, source_images, tensors
 
 DOUBLE = {"dtype": torch.float64, "precision": "float64"}
@@ -164,7 +165,7 @@ def test_a_single_image_is_held_against_means_alone() -> None:
     for images in pictures(3).double().split(1):
         assert bool(method(images).isfinite().all())
     assert torch.equal(method.cores.stds[0], method.source.std)
-    assert moments(torch.ones(1, 4))[1] is None
+    assert batch_moments(torch.ones(1, 4))[1] is None
 
 
 def test_a_batch_that_is_not_finite_makes_no_core_and_is_counted() -> None:

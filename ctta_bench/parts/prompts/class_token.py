@@ -25,7 +25,10 @@ def start_prompts(model: SourceModel, count: int) -> Tensor:
 
 
 def prompted(model: SourceModel, prompts: Tensor) -> contextlib.AbstractContextManager[None]:
-    """Context manager: prompts [P, d] follow the class token, without position embedding."""
+    """Context manager: prompts follow the class token, without position embedding.
+
+    [P, d], the same for every image, or [n, P, d].
+    """
 
     def enter(tokens: Tensor) -> Tensor:
         added = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)

@@ -164,6 +164,12 @@ def filter_limit(num_classes: int) -> float:
     return limit
 
 
+def batch_moments(features: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mean and unbiased deviation [d] of features [n, d]; None for that of a single image."""
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    return features.mean(0), features.std(0) if len(features) > 1 else None
+
+
 def alignment_loss(
     features: Tensor,
     source: SourceStatistics,
