@@ -153,6 +153,18 @@ class Registry:
             file = spec.origin if spec else None
         return Path(file).resolve().parent if file else None
 
+    def plugin_folders(self) -> list[Path]:
+        """The folders of the files of plug-ins, each once."""
+        load_entry_points()
+        found = [self.folder(name) for name in sorted(self._plugin_entries)]
+        return list(dict.fromkeys(folder for folder in found if folder is not None))
+
+    def page(self, name: str) -> Path | None:
+        """The page of a plug-in's entry, `pages/NAME.md` next to its module; None without one."""
+        folder = None if self.is_of_package(name) else self.folder(name)
+        file = folder / "pages" / f"{self.find(name).name}.md" if folder else None
+        return file if file is not None and file.is_file() else None
+
     def is_of_package(self, name: str) -> bool:
         """Whether an entry is one of the suite's own, not of a plug-in."""
         return self.find(name).name in self._package_entries
@@ -334,27 +346,36 @@ def domain_display_names(benchmark: str, domains: Sequence[str]) -> list[str]:
     return shown if len(set(shown)) == len(set(domains)) else list(domains)
 
 
-@functools.cache
 def references() -> dict[str, dict[str, str]]:
     """The papers of methods, benchmarks and settings by BibTeX key, sorted.
 
     Each has the fields of its entry (`author`, `title`, `year`, ...) and, as `bibtex`, the entry.
-    They are read from `references.bib` of methods/ and datasets/.
+    They are read from `references.bib` of methods/ and datasets/, and next to the modules of
+    plug-ins.
     """
-    found = {}
-    for package in (*METHODS.packages, *BENCHMARKS.packages):
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            text = (Path(folder) / "references.bib").read_text(encoding="utf-8")
-            for entry, key in re.findall(
-                r"^(@\w+\{(\w+),\n.*?^\})", text, re.DOTALL | re.MULTILINE
-            ):
-                if key in found:
-                    raise ConfigError(
-                        f"two BibTeX entries have the key {key!r}; rename one of them."
-                    )
-                fields = dict(re.findall(r"^  (\w+) *= \{(.*)\},?$", entry, re.MULTILINE))
-                found[key] = {**fields, "bibtex": entry}
+    folders = [folder for kind in (METHODS, BENCHMARKS) for folder in kind.plugin_folders()]
+    return _references(tuple(dict.fromkeys(folders)))
+
+
+@functools.cache
+def _references(of_plugins: tuple[Path, ...]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    folders = [
+        Path(folder)
+        for package in (*METHODS.packages, *BENCHMARKS.packages)
+        if (spec := importlib.util.find_spec(package))
+        for folder in spec.submodule_search_locations or []
+    ]
+    files = [folder / "references.bib" for folder in (*folders, *of_plugins)]
+    for file in (file for file in files if file.is_file()):
+        text = file.read_text(encoding="utf-8")
+        for entry, key in re.findall(r"^(@\w+\{(\w+),\n.*?^\})", text, re.DOTALL | re.MULTILINE):
+            if key in found and found[key]["bibtex"] != entry:
+                raise ConfigError(
+                    f"{file}: another BibTeX entry has the key {key!r}, too; rename one of them."
+                )
+            fields = dict(re.findall(r"^  (\w+) *= \{(.*)\},?$", entry, re.MULTILINE))
+            found[key] = {**fields, "bibtex": entry}
     return dict(sorted(found.items()))
 
 

@@ -23,12 +23,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from ctta_bench.authoring.parity import collect, repository_cases, translate
+from ctta_bench.authoring.parity import cases_for, repository_cases
 from ctta_bench.cli import app
 from ctta_bench.config.presets import describe, presets_of
 from ctta_bench.datasets.fetching.origins import origins
 from ctta_bench.errors import DataError
-from ctta_bench.registry import BENCHMARKS, METHODS
+from ctta_bench.registry import BENCHMARKS, METHODS, Registry, references
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -66,8 +66,10 @@ FENCE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put a page for each entry and each public module under its section."""
     entries = {
-        "Methods": [f"methods/{name}.md" for name in of_package(METHODS)],
-        "Benchmarks": [f"benchmarks/{name}.md" for name in of_package(BENCHMARKS)],
+        "Methods": [f"methods/{name}.md" for name in (*of_package(METHODS), *of_plugins(METHODS))],
+        "Benchmarks": [
+            f"benchmarks/{name}.md" for name in (*of_package(BENCHMARKS), *of_plugins(BENCHMARKS))
+        ],
         "Reference": [{"Python": [f"reference/{module}.md" for module in PUBLIC]}],
         "About": list(TOP.values()),
     }
@@ -84,6 +86,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "notebook.md": notebook(json.loads((DOCS / NOTEBOOK).read_text(encoding="utf-8"))),
         **{f"reference/{name}.md": module_page(name, what) for name, what in PUBLIC.items()},
         **{page: top_page(name) for name, page in TOP.items()},
+        **{f"methods/{n}.md": page.read_text("utf-8") for n, page in of_plugins(METHODS).items()},
+        **{
+            f"benchmarks/{name}.md": page.read_text("utf-8")
+            for name, page in of_plugins(BENCHMARKS).items()
+        },
     }
     edited = {page: name for name, page in TOP.items()} | {"notebook.md": f"docs/{NOTEBOOK}"}
     for page, content in made.items():
@@ -98,9 +105,11 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     place = page.file.src_uri
     folder, _, name = place.rpartition("/")
     entry = Path(name).stem
-    if folder == "methods" and entry in of_package(METHODS):
+    if folder == "methods" and (entry in of_package(METHODS) or entry in of_plugins(METHODS)):
         text = method_page(entry, text)
-    elif folder == "benchmarks" and entry in of_package(BENCHMARKS):
+    elif folder == "benchmarks" and (
+        entry in of_package(BENCHMARKS) or entry in of_plugins(BENCHMARKS)
+    ):
         text = benchmark_page(entry, text)
     elif place == "commands.md":
         text = "\n\n".join([text, *command_sections(typer.main.get_command(app), "ctta-bench")])
@@ -168,8 +177,16 @@ def equations(text: str) -> str:
 # -- methods and benchmarks ------------------------------------------------------------------------
 
 
+def of_plugins(registry: Registry) -> dict[str, Path]:
+    """The pages of entries of installed plug-ins, by name."""
+    names = [name for name in registry.names() if not registry.is_of_package(name)]
+    return {name: page for name in names if (page := registry.page(name)) is not None}
+
+
 def source_link(module: str) -> str:
-    """A Markdown link to the file of a module of the repository."""
+    """A Markdown link to the file of a module of the repository; of a plug-in its name."""
+    if not module.startswith("ctta_bench."):
+        return code(module)
     path = f"{module.removeprefix('ctta_bench.').replace('.', '/')}.py"
     return f"[{path}]({REPOSITORY}/blob/main/{path})"
 
@@ -188,7 +205,7 @@ def method_page(name: str, idea: str) -> str:
     """The page of a method: `idea` is its file in docs/methods/."""
     entry, method = METHODS.find(name), METHODS.get(name)
     described = describe(name)
-    presets = ROOT / "methods" / "presets" / f"{name}.yaml"
+    presets = (METHODS.folder(name) or ROOT) / "presets" / f"{name}.yaml"
     forward, backward = method.passes_per_image or ("–", "–")
     parts = [
         f"# {method.display_name}",
@@ -261,20 +278,19 @@ def hyperparameters(method: Any, rows: list[dict[str, Any]]) -> str:
 
 def citation(folder: str, entry: Any) -> list[str]:
     """The BibTeX entry of a method or benchmark."""
-    for file in (folder, "methods", "datasets"):
-        text = (ROOT / file / "references.bib").read_text(encoding="utf-8")
-        if found := re.search(rf"^@\w+{{{entry.citation},.*?^}}", text, re.MULTILINE | re.DOTALL):
-            return ["## Cite" if folder == "methods" else "", f"```bibtex\n{found[0]}\n```"]
-    return []
+    found = references().get(entry.citation)
+    if found is None:
+        return []
+    return ["## Cite" if folder == "methods" else "", f"```bibtex\n{found['bibtex']}\n```"]
 
 
 @cache
 def checked_cases() -> dict[str, list[tuple[str, str]]]:
     """Parity cases by method: name, and the program that recorded it."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for name, file in sorted(collect([repository_cases()]).items()):
-        case = file.read()
-        if (translation := translate(case)) is not None and case["source"] != "-":
+    for file in sorted(cases_for(repository_cases()), key=lambda file: file.name):
+        name, case = file.name, file.read()
+        if (translation := file.translation()) is not None and case["source"] != "-":
             program = f"[{case['source']}](https://github.com/{case['source']})"
             found.setdefault(translation.method, []).append((f"`{name}`", program))
     return found

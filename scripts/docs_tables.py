@@ -117,7 +117,7 @@ def of_package(registry: Registry) -> dict[str, Entry]:
 def reference(entry: Entry) -> str:
     """The paper of a method in short, as a link."""
     citation, link = METHODS.citation(entry.name), entry.attributes.get("paper", "")
-    paper = short_reference(citation, entry.attributes["venue"]) if citation else "–"
+    paper = short_reference(citation, entry.attributes.get("venue", "")) if citation else "–"
     return f"[{paper}]({link})" if link.startswith("http") else paper
 
 

@@ -48,7 +48,7 @@ OURS = {
     )
     for registry in (METHODS, BENCHMARKS)
 }
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "src" not in page.parts)
 MADE_BY_THE_SITE = re.compile(r"notebook\.md|reference/|about/")
 
 

@@ -1,0 +1,1 @@
+"""An example of an installed plug-in: the method `confident` and the benchmark `gratings`."""

@@ -1,0 +1,1 @@
+"""Translations of recorded settings to hyper-parameters."""
