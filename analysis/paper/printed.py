@@ -137,7 +137,7 @@ def with_paper(table: Table, runs: Runs) -> Table:
     )
 
 
-@TABLES.register_module("paper", place=50, against="paper")
+@TABLES.register_module("paper", place=50, against="paper", heading="Compared with the paper")
 def paper_table(runs: Runs) -> Table | None:
     """Measured numbers and those of the paper in alternate rows, by round and domain if printed."""
     numbers = paper_numbers(runs)

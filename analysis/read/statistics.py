@@ -58,6 +58,27 @@ def paired_difference(
     return _mean(differences, same_images).scaled(of.factor)
 
 
+def paired_by_domain(
+    runs_a: Folders, runs_b: Folders, *, metric: str = "error", same_images: bool = True
+) -> list[Estimate]:
+    """The same for each domain by itself, in the order of the stream; NaN without a score."""
+    of = metric_named(metric)
+    if of.from_sums:
+        return _sums_by_domain(runs_a, runs_b, same_images)
+    a, b = ([_values(of, run) for run in runs] for runs in (runs_a, runs_b))
+    pairs = [*zip(a, b, strict=True)]
+    if not all(_same_keys(ours, theirs) for ours, theirs in pairs):
+        _refuse(runs_a, runs_b)
+    found = []
+    for domain in np.unique(np.concatenate([ours.domain for ours in a])).tolist():
+        here = [(x.domain == domain, x, y) for x, y in pairs]
+        seeds = [
+            Values(x.domain[mask], x.image[mask], (x.value - y.value)[mask]) for mask, x, y in here
+        ]
+        found.append(_mean(seeds, same_images).scaled(of.factor))
+    return found
+
+
 def mean_estimate(runs: Folders, *, metric: str = "error", same_images: bool = True) -> Estimate:
     """The mean of a method over domains, in %, with its error over test images and seeds.
 
@@ -102,8 +123,13 @@ def _mean(seeds: Sequence[Values], same_images: bool) -> Estimate:
 
 
 def _values(metric: Metric, run: Path | str) -> Values:
+    return _read_values(metric.name, Path(run), _written(run))
+
+
+def _written(run: Path | str) -> int:
+    """When the predictions of a cell were written; 0 if there are none."""
     file = Path(run) / PREDICTIONS_FILE
-    return _read_values(metric.name, Path(run), file.stat().st_mtime_ns if file.exists() else 0)
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 @functools.lru_cache(maxsize=128)  # a method is compared with many others
@@ -153,6 +179,34 @@ def _sums_difference(runs_a: Folders, runs_b: Folders | None, same_images: bool)
         count = sum(map(len, images.values()))
     image_variance = float(np.nanvar(means[1:])) * count / max(count - 1, 1)
     return combined(float(means[0]), image_variance, count, by_seed[:, 0].tolist())
+
+
+def _sums_by_domain(runs_a: Folders, runs_b: Folders, same_images: bool) -> list[Estimate]:
+    cells_a = [read_segmented(Path(run)) for run in runs_a]
+    images = _images(cells_a)
+    for domain, numbers in _images([read_segmented(Path(run)) for run in runs_b]).items():
+        if domain not in images or not np.array_equal(images[domain], numbers):
+            _refuse(runs_a, runs_b)
+    found = []
+    for domain, numbers in images.items():
+        ours, theirs = (
+            np.array([_domain_mious(Path(run), domain, same_images, _written(run)) for run in runs])
+            for runs in (runs_a, runs_b)
+        )
+        by_seed = ours - theirs
+        means, count = by_seed.mean(0), len(numbers)
+        drawn = means[1:][np.isfinite(means[1:])]
+        variance = float(drawn.var()) * count / max(count - 1, 1) if len(drawn) else float("nan")
+        found.append(combined(float(means[0]), variance, count, by_seed[:, 0].tolist()))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)  # a method is compared with many others
+def _domain_mious(run: Path, domain: int, same_images: bool, _changed: int) -> Floats:
+    """[draws] mIoU of a cell in one domain, mean over rounds."""
+    cell = read_segmented(run)
+    images = {domain: _images([cell])[domain]}
+    return _mean_mious(cell, images, _draws(images, same_images))
 
 
 def _draws(images: Mapping[int, Integers], same_images: bool) -> dict[int, Floats]:

@@ -124,7 +124,8 @@ class _Report:
                 self._check_table(table)
                 known.add(table.name)
             found = headline(group)
-            lacking = [s for s in (found.verdict, *found.warnings) if str(escape(s)) not in page]
+            sentences = (*found.verdict.split(". "), *found.warnings)
+            lacking = [s for s in sentences if str(escape(s)) not in page]
             self._add(PAGE_FILE, [f'lacks the sentence "{sentence}"' for sentence in lacking])
         others = [t for made in made_tables(runs, OF_ALL).values() for t in made.shown]
         others += [measured_table(record) for record in find_records(self.directory)[0]]

@@ -13,8 +13,12 @@ OF_ALL = "all"  # entries for all runs; the other entries are for runs that shar
 
 @dataclass(frozen=True)
 class MadeTables:
-    """The tables of an entry: `shown` on the page, or `folded` into an element that opens."""
+    """The tables of an entry: `shown` on the page, or `folded` into an element that opens.
 
+    heading: of each table on the page.
+    """
+
+    heading: str
     shown: list[Table]
     folded: list[Table]
 
@@ -43,7 +47,8 @@ def made_tables(
             made = TABLES.get(name)(runs)
             tables = [made] if isinstance(made, Table) else made or []
             shown = facts.get("shown", len(tables))
-            found[name] = MadeTables(tables[:shown], tables[shown:])
+            heading = str(facts.get("heading", name.replace("_", " ").capitalize()))
+            found[name] = MadeTables(heading, tables[:shown], tables[shown:])
     return found
 
 

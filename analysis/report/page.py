@@ -1,10 +1,12 @@
 """The page of a report: one HTML file with all figures, data and scripts in it."""
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -12,15 +14,9 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-from ctta_bench.analysis.figure.curves import window_text
+from ctta_bench.analysis.read import experiments
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.table.rows import (
-    SOURCE,
-    domain_labels,
-    metric_of,
-    row_names,
-    rows,
-)
+from ctta_bench.analysis.table.rows import row_names, rows
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
 from ctta_bench.record.schema import CELL_FILE, ENVIRONMENT_FILE, LOG_FILE
@@ -28,7 +24,7 @@ from ctta_bench.registry import METHODS
 from ctta_bench.scoring.metric import printed
 
 _TEMPLATES = Path(__file__).parent / "templates"
-MAX_POINTS = 2000  # of a curve that is drawn in the browser
+SCRIPTS = ("tables", "methods", "compare", "curves", "page")  # in their order on the page
 MAX_CELL_PAGES = 300  # cells with configuration, environment and log on the page
 LOG_LINES = 20
 # By method: description, paper, checked_against, source_access, parity. The caller of a report
@@ -37,19 +33,45 @@ DescribeMethods = Callable[[Sequence[str]], dict[str, dict[str, str]]]
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A table on the page under its heading. shades: of its entries, from -1 (worse) to 1."""
+
+    heading: str
+    table: Table
+    shades: list[list[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page. kind: its CSS class. name: of its files, by their ending in base64."""
+
+    kind: str
+    text: str
+    name: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Section:
     """The section of the page about one group; `folded` are tables by class and domain.
 
-    figures: kind, text, PNG in base64. stream: the data of the interactive curves.
+    warnings: what weakens the text. leaderboard: the table on top. notes: the protocol and
+    footnotes, folded. facts: by the label of each row (see `row_facts`). stream, comparison: the
+    data of the interactive parts.
     """
 
     title: str
-    headline: str
-    tables: list[Table]
-    figures: list[tuple[str, str, str]]
-    cells: list[dict[str, Any]]
-    folded: list[Table] = field(default_factory=list)
+    text: str
+    tables: list[Shown]
+    pictures: list[Picture]
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+    leaderboard: Shown | None = None
+    notes: tuple[str, ...] = ()
+    folded: list[Shown] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     stream: dict[str, Any] | None = None
+    comparison: dict[str, Any] | None = None
 
 
 def render(
@@ -57,8 +79,13 @@ def render(
     runs: Runs,
     sections: Sequence[Section],
     methods: dict[str, dict[str, str]],
+    again: str,
+    citations: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The page. `methods` are facts by method name; a method may have none."""
+    """The page. `methods` are facts by method name; a method may have none.
+
+    again: the command that makes the report. citations: for the tables in LaTeX.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -68,15 +95,23 @@ def render(
     )
     environment.filters |= {"code": _code, "embedded": _embedded, "means_first": means_first}
     counts = runs.cells["state"].value_counts()
+    facts = {label: of for section in sections for label, of in section.facts.items()}
+    names = sorted(runs.cells["experiment"].unique())
     return environment.get_template("report.html.j2").render(
-        title=directory.resolve().name,
+        title=experiments.title(names[0]) if len(names) == 1 else directory.resolve().name,
+        folder=directory.resolve().name,
         states=", ".join(f"{counts[state]} {state}" for state in STATES if state in counts),
+        date=_last_day(runs),
+        commands=[*map(experiments.command, names), again],
         sections=sections,
+        facts=facts,
+        papers={name: METHODS.declared(name, "paper", "") for name in runs.cells["method"]},
+        copies=lambda table: _copies(table, citations),
         methods=_method_pages(runs, methods),
         left_out=[(_relative(folder, directory), reason) for folder, reason in runs.left_out],
         chart_script=_chart_script(),
         chart_style=Markup((_TEMPLATES / "uPlot.min.css").read_text("utf-8")),
-        script=Markup((_TEMPLATES / "page.js").read_text("utf-8")),
+        script=_script(),
         style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
         has_streams=any(section.stream for section in sections),
     )
@@ -97,6 +132,18 @@ def means_first(table: Table) -> Table:
     )
 
 
+def _copies(table: Table, citations: Mapping[str, str]) -> Markup:
+    """What the buttons of a table copy or save, by the ending of its file."""
+    texts = {"csv": table.to_csv(), "md": table.to_markdown(), "tex": table.to_latex(citations)}
+    return _embedded(texts)
+
+
+def _script() -> Markup:
+    """The scripts of the page, as one."""
+    texts = [(_TEMPLATES / f"{name}.js").read_text("utf-8") for name in SCRIPTS]
+    return Markup('(() => {\n"use strict";\n' + "\n".join(texts) + "\n})();")
+
+
 def _chart_script() -> Markup:
     """The library that draws the curves (uPlot, MIT), with its licence."""
     licence = (_TEMPLATES / "uPlot.LICENSE").read_text("utf-8")
@@ -104,47 +151,14 @@ def _chart_script() -> Markup:
     return Markup(f"/*\n{licence}*/\n{script}")
 
 
-def stream_data(drawn: pd.DataFrame, group: Runs) -> dict[str, Any]:
-    """The interactive curves of a group: images seen, one line per method, and domains.
-
-    drawn: the CSV of `stream_figure`. Long curves are thinned to every k-th batch; `every` is k. A
-    batch without a labelled pixel leaves a gap.
-    """
-    metric, domains = metric_of(group), domain_labels(group)
-    found = {row.name: row for row in rows(group)}
-    methods = list(dict.fromkeys(drawn["method"]))
-    first = drawn[drawn["method"] == methods[0]]
-    every = max(1, -(-len(first) // MAX_POINTS))
-    bands = (first[["round", "domain"]] != first[["round", "domain"]].shift()).any(axis=1).cumsum()
-    spans = (
-        first.assign(band=bands)
-        .groupby("band")
-        .agg({"images": "last", "domain": "first", "round": "first"})
-    )
-    curves = {name: part["smoothed"].to_numpy() for name, part in drawn.groupby("method")}
-    resets = {
-        name: sorted(set((np.flatnonzero(part["resets"]) // every).tolist()))
-        for name, part in drawn.groupby("method")
-    }
-    window = None if drawn["window"].isna().any() else int(drawn["window"].iloc[0])
-    return {
-        "x": first["images"].tolist()[::every],
-        "lines": [
-            {
-                "name": found[name].label,
-                "source": found[name].method == SOURCE,
-                "y": [None if np.isnan(v) else round(float(v), 3) for v in curves[name][::every]],
-                "resets": resets[name],
-            }
-            for name in methods
-        ],
-        "bands": [
-            {"end": float(end), "domain": domains[domain], "round": int(step) + 1}
-            for end, domain, step in spans.itertuples(index=False)
-        ],
-        "axis": f"{metric.errors_text} in {metric.unit} ({window_text(window)})",
-        "every": every,
-    }
+def _last_day(runs: Runs) -> str:
+    """The day of the newest finished run, by its record; "" if none has one."""
+    days = []
+    for path in runs.finished().cells["path"]:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            environment = json.loads((Path(path) / ENVIRONMENT_FILE).read_text("utf-8"))
+            days.append(str(environment.get("time", ""))[:10])
+    return max(days, default="")
 
 
 def cell_pages(group: Runs) -> list[dict[str, Any]]:

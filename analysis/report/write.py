@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -23,15 +24,23 @@ from ctta_bench.analysis.report.contents import (
     made_tables,
 )
 from ctta_bench.analysis.report.headline import headline
+from ctta_bench.analysis.report.interactive import (
+    comparison_data,
+    row_facts,
+    shades,
+    stream_data,
+)
 from ctta_bench.analysis.report.kept_models import DrawAttention, visualisations
 from ctta_bench.analysis.report.page import (
     DescribeMethods,
+    Picture,
     Section,
+    Shown,
     cell_pages,
     render,
-    stream_data,
 )
 from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.rows import is_balanced, metric_of, rows
 from ctta_bench.analysis.table.table import Table, citation_keys, csv_text, write_references
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.analysis.tables.protocol import methods_left_out
@@ -101,24 +110,28 @@ def write_report(
             *(str(row["method"]) for record in measured for row in record["methods"]),
         ]
         keys = citation_keys(methods) if citations else {}
-        sections = [_section(group, runs, draft, against, canvas, keys) for group in groups]
-        leaderboards = [section.tables[0] for section in sections]
-        main_tables = [section.tables[1] for section in sections]
-        headlines = [section.headline for section in sections]
-        sections = _with_unique_titles(sections)
+        made = [_section(group, runs, draft, against, canvas, keys) for group in groups]
+        main_tables = [main for _, main in made]
+        sections = _with_unique_titles([section for section, _ in made])
+        leaderboards = [section.leaderboard.table for section in sections if section.leaderboard]
+        headlines = [" ".join((section.text, *section.warnings)) for section in sections]
         if main_tables:
             sections.append(_overall(runs, draft, canvas, keys))
         for part in visualisations(runs, draft, draw_attention, canvas):
-            shown = [(kind, text, _in_base64(png)) for kind, text, png in part.figures]
-            sections.append(Section(part.title, part.text, part.tables, shown, cells=[]))
+            tables = [Shown(part.title, table) for table in part.tables]
+            pictures = [
+                Picture(kind, text, png.stem, _files(png)) for kind, text, png in part.figures
+            ]
+            sections.append(Section(part.title, part.text, tables, pictures))
         if measured:
             sections.append(_measured(measured, draft, keys))
-            if not main_tables:
-                main_tables = sections[-1].tables
+            main_tables = main_tables or [shown.table for shown in sections[-1].tables]
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
-        (draft / PAGE_FILE).write_text(render(directory, runs, sections, facts), "utf-8")
+        again = _again(directory, output, against, canvas, citations)
+        page = render(directory, runs, sections, facts, again, keys)
+        (draft / PAGE_FILE).write_text(page, "utf-8")
     return ReportFiles(
         page=output / PAGE_FILE,
         results=output / RESULTS_TABLE_FILE,
@@ -161,27 +174,46 @@ def _section(
     against: str | None,
     canvas: Canvas,
     keys: Mapping[str, str],
-) -> Section:
+) -> tuple[Section, Table]:
+    """The section of a group, and its main table."""
     made = tables_of_group(group, runs, against)
-    shown = [table for tables in made.values() for table in tables.shown]
-    folded = [table for tables in made.values() for table in tables.folded]
-    for table in (*shown, *folded):
-        table.write(draft / "tables", keys)
+    for tables in made.values():
+        for table in (*tables.shown, *tables.folded):
+            table.write(draft / "tables", keys)
+    (board,), (main,) = made.pop("leaderboard").shown, made["main"].shown
+    in_order = [*main.frame.index] == [row.name for row in rows(group)]
+    if against is None and in_order and is_balanced(group):
+        made.pop("main")  # the leaderboard has its numbers
     stem = draft / "figures" / notes.table_name(group)
     figures = made_figures(group, stem, canvas)
     streams = [figure.paths for figure in figures if figure.entry == "stream"]
-    return Section(
+    found = headline(group)
+    section = Section(
         notes.title(group),
-        str(headline(group)),
-        shown,
-        [_embedded(figure) for figure in figures],
+        found.verdict,
+        [_shown(name, tables, table, group) for name, tables, table in _each(made, "shown")],
+        [_picture(figure) for figure in figures],
         cells=cell_pages(group),
-        folded=folded,
-        stream=next(
-            (stream_data(pd.read_csv(csv), group) for _, _, csv in streams),
-            None,
-        ),
+        warnings=found.warnings,
+        leaderboard=Shown("Leaderboard", board),
+        notes=(board.caption, main.caption, *board.footnotes, *main.footnotes),
+        folded=[_shown(name, of, table, group) for name, of, table in _each(made, "folded")],
+        facts=row_facts(group),
+        stream=next((stream_data(pd.read_csv(csv), group) for _, _, csv in streams), None),
+        comparison=comparison_data(group),
     )
+    return section, main
+
+
+def _each(made: Mapping[str, MadeTables], part: str) -> Iterator[tuple[str, MadeTables, Table]]:
+    for name, tables in made.items():
+        for table in getattr(tables, part):
+            yield name, tables, table
+
+
+def _shown(name: str, of: MadeTables, table: Table, group: Runs) -> Shown:
+    heat = shades(table, metric_of(group).ascending) if name == "pairs" else None
+    return Shown(of.heading, table, heat)
 
 
 def tables_of_group(group: Runs, runs: Runs, against: str | None) -> dict[str, MadeTables]:
@@ -208,31 +240,49 @@ def _with_unique_titles(sections: Sequence[Section]) -> list[Section]:
 
 def _overall(runs: Runs, draft: Path, canvas: Canvas, keys: Mapping[str, str]) -> Section:
     """Tables and figures of all groups: protocols, orders of domains, ranks, ..."""
-    tables = [table for made in made_tables(runs, OF_ALL).values() for table in made.shown]
-    for table in tables:
-        table.write(draft / "tables", keys)
+    made = made_tables(runs, OF_ALL)
+    tables = [Shown(of.heading, table) for _, of, table in _each(made, "shown")]
+    for shown in tables:
+        shown.table.write(draft / "tables", keys)
     figures = made_figures(runs, draft / "figures" / OF_ALL, canvas, OF_ALL)
     text = "The protocols of all runs, and comparisons over several protocols or domains."
-    return Section("Protocols and ranks", text, tables, [_embedded(f) for f in figures], cells=[])
+    return Section("Protocols and ranks", text, tables, [_picture(figure) for figure in figures])
 
 
 def _measured(
     records: Sequence[Mapping[str, Any]], draft: Path, keys: Mapping[str, str]
 ) -> Section:
     """The tables of what `ctta-bench cost` measured."""
-    tables = [measured_table(record) for record in records]
-    for table in tables:
-        table.write(draft / "tables", keys)
+    tables = [Shown("Measured cost", measured_table(record)) for record in records]
+    for shown in tables:
+        shown.table.write(draft / "tables", keys)
     text = (
         "All methods, TENT and the plain model were measured alternately in one process. Compare "
         "the ratios; absolute times depend on the machine."
     )
-    return Section("Measured cost", text, tables, [], cells=[])
+    return Section("Measured cost", text, tables, [])
 
 
-def _embedded(figure: MadeFigure) -> tuple[str, str, str]:
-    return figure.kind, figure.text, _in_base64(figure.paths[0])
+def _again(
+    directory: Path, output: Path, against: str | None, canvas: Canvas, citations: bool
+) -> str:
+    """The command that makes the report again."""
+    words = ["ctta-bench", "report", str(directory)]
+    words += ["--out", str(output)] if output != directory / "report" else []
+    words += ["--against", against] if against else []
+    words += ["--columns", str(canvas.columns)] if canvas.columns else []
+    return shlex.join(words + ["--citations"] * citations)
 
 
-def _in_base64(png: Path) -> str:
-    return base64.b64encode(png.read_bytes()).decode()
+def _picture(figure: MadeFigure) -> Picture:
+    return Picture(figure.kind, figure.text, figure.paths[0].stem, _files(figure.paths[0]))
+
+
+def _files(png: Path) -> dict[str, str]:
+    """The files of a figure by their ending, in base64."""
+    files = {ending: png.with_suffix(f".{ending}") for ending in ("png", "pdf", "svg")}
+    return {
+        ending: base64.b64encode(file.read_bytes()).decode()
+        for ending, file in files.items()
+        if file.is_file()
+    }

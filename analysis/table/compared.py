@@ -8,7 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ctta_bench.analysis.read.error_model import LEVEL, Estimate
-from ctta_bench.analysis.read.statistics import holm, mean_estimate, paired_difference
+from ctta_bench.analysis.read.statistics import (
+    holm,
+    mean_estimate,
+    paired_by_domain,
+    paired_difference,
+)
 from ctta_bench.analysis.table.rows import Row
 from ctta_bench.errors import RunError
 from ctta_bench.record.schema import PREDICTIONS_FILE
@@ -65,18 +70,35 @@ def drawn_half(row: Row, metric: Metric) -> float:
 
 def difference(a: Row, b: Row, metric: Metric) -> Estimate | str:
     """The mean of a minus that of b over the seeds that both have, or why there is none."""
-    common = common_seeds(a, b)
-    if not common:
+    ours, theirs = _paths_of_common_seeds(a, b)
+    if not ours:
         return f"no finished seed in common with {b.label}."
-    ours, theirs = (
-        tuple(row.finished.set_index("seed")["path"].loc[common].tolist()) for row in (a, b)
-    )
     try:
         return _difference_of(
             ours, theirs, metric.name, _same_images(a), _changed((*ours, *theirs))
         )
     except RunError as error:
         return str(error)
+
+
+def differences_by_domain(a: Row, b: Row, metric: Metric) -> list[Estimate]:
+    """The same for each domain by itself, in the order of the stream; [] if there is none."""
+    ours, theirs = _paths_of_common_seeds(a, b)
+    if not ours:
+        return []
+    try:
+        same_images = _same_images(a)
+        return paired_by_domain(ours, theirs, metric=metric.name, same_images=same_images)
+    except RunError:
+        return []
+
+
+def _paths_of_common_seeds(a: Row, b: Row) -> tuple[Paths, Paths]:
+    common = common_seeds(a, b)
+    ours, theirs = (
+        tuple(row.finished.set_index("seed")["path"].loc[common].tolist()) for row in (a, b)
+    )
+    return ours, theirs
 
 
 def common_seeds(a: Row, b: Row) -> list[int]:

@@ -1,12 +1,10 @@
 """Missing cells of a table: failed, running, stopped or never started; and how to run them."""
 
-import shlex
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
 
 import pandas as pd
 
+from ctta_bench.analysis.read.experiments import command
 from ctta_bench.analysis.table.rows import Row
 from ctta_bench.analysis.table.table import MISSING
 
@@ -30,14 +28,7 @@ def missing_cells(found: Sequence[Row]) -> Iterator[str]:
         gaps.setdefault(experiment, []).append(f"{label}, seed {seed} (not run)")
     for experiment, parts in gaps.items():
         texts = listed(parts, "; ")
-        yield f"{MISSING} Missing cells: {texts}. Run them with `{_command(experiment)}`."
-
-
-def _command(experiment: str) -> str:
-    """The command that runs an experiment of the package, or one from the user's own file."""
-    packaged = Path(str(resources.files("ctta_bench.experiments"))).rglob(f"{experiment}.yaml")
-    name = experiment if any(packaged) else f"{experiment}.yaml"
-    return shlex.join(["ctta-bench", "grid", name])
+        yield f"{MISSING} Missing cells: {texts}. Run them with `{command(experiment)}`."
 
 
 def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:

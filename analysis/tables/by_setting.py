@@ -19,7 +19,7 @@ _FAMILY = ["benchmark", "benchmark_version", "model", "model_sha256", "preproces
 _PARTS = {"batch_size": "batch {}", "severity": "severity {}", "examples": "{} images"}
 
 
-@TABLES.register_module("settings", place=20, of="all")
+@TABLES.register_module("settings", place=20, of="all", heading="By setting")
 def setting_tables(runs: Runs) -> list[Table]:
     """A table for each benchmark and model that was run under at least two settings.
 

@@ -16,13 +16,13 @@ from ctta_bench.scoring.metric import printed
 Floats = npt.NDArray[np.float64]
 
 
-@TABLES.register_module("calibration", place=90)
+@TABLES.register_module("calibration", place=90, heading="Calibration")
 def calibration_table(runs: Runs) -> Table | None:
     """ECE, NLL and Brier score of each method of one group, or None where no cell has them."""
     return _table(runs, "calibration", "Calibration")
 
 
-@TABLES.register_module("measures", place=95)
+@TABLES.register_module("measures", place=95, heading="Further measures")
 def measures_table(runs: Runs) -> Table | None:
     """The further measures of each method of one group, or None where no cell has any."""
     return _table(runs, "measures", "Further measures")

@@ -21,7 +21,7 @@ def classes_of(runs: Runs) -> list[str]:
     return next((list(names) for names in runs.cells["classes"] if len(names)), [])
 
 
-@TABLES.register_module("classes", place=100, shown=1)
+@TABLES.register_module("classes", place=100, shown=1, heading="By class")
 def class_tables(runs: Runs) -> list[Table]:
     """IoU by class of one group, over all domains and then for each; [] without such scores."""
     classes = classes_of(runs)

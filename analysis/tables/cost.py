@@ -22,7 +22,7 @@ _FRAME = {  # columns of the frame, with the cost in the cells that each average
 }
 
 
-@TABLES.register_module("cost", place=110)
+@TABLES.register_module("cost", place=110, heading="Cost")
 def cost_table(runs: Runs) -> Table | None:
     """What each method of one group costs; None if no cell is finished.
 

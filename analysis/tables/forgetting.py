@@ -18,7 +18,7 @@ IMAGES = {HELD_OUT_KEY: notes.HELD_OUT, "accuracy": notes.TRAINING}
 MAX_COLUMNS = 20  # probes with a column each; with more there are only the first and the last
 
 
-@TABLES.register_module("forgetting", place=40)
+@TABLES.register_module("forgetting", place=40, heading="On the source domain")
 def forgetting_table(runs: Runs) -> Table | None:
     """Accuracy on source images at each probe of a group's runs; None if no run was probed.
 

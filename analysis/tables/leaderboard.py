@@ -43,10 +43,10 @@ from ctta_bench.scoring.metric import Metric, printed
 
 ALIKE = "≈"  # not distinguishable from the best
 BETTER, WORSE = "↑", "↓"
-HEADS = ("rank", "gain (95 % interval)", "time ×", "memory ×", "source data")
+HEADS = ("rank", "gain (95 % interval)", "time × Source", "memory × Source", "source data")
 KEY = (
     f"{ALIKE}: not distinguishable from rank 1; {BETTER}, {WORSE}: better, worse than Source after "
-    f"Holm's correction at level {LEVEL}; ×: multiples of Source's."
+    f"Holm's correction at level {LEVEL}."
 )
 _NUMBERS = ["mean", "half_interval", "gain", "low", "high", "p_holm", "time", "memory"]
 _FACTS = ["rank", "alike", *_NUMBERS, "source_access", "warmup"]
@@ -54,7 +54,7 @@ _ACCESS = {"none": "none", "unlabelled": "images", "labelled": "labels"}
 _MOST_BOLD = 3  # of more entries, bold would say nothing
 
 
-@TABLES.register_module("leaderboard", place=5)
+@TABLES.register_module("leaderboard", place=5, heading="Leaderboard")
 def leaderboard(runs: Runs) -> Table:
     """One group from the best mean to the worst, with gain over source, time and memory.
 

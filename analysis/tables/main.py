@@ -37,7 +37,7 @@ def tables(runs: Runs) -> list[Table]:
     return [main_table(group) for group in runs.groups()]
 
 
-@TABLES.register_module("main", place=10)
+@TABLES.register_module("main", place=10, heading="By domain")
 def main_table(runs: Runs) -> Table:
     """The metric of one group: a row per method, a column per domain in the order of the stream.
 
@@ -65,7 +65,7 @@ def main_table(runs: Runs) -> Table:
     )
 
 
-@TABLES.register_module("rounds", place=20)
+@TABLES.register_module("rounds", place=20, heading="By round")
 def round_table(runs: Runs) -> Table | None:
     """One group by round and domain with the mean of each round; None for a single round.
 
@@ -108,7 +108,7 @@ def _by_round(values: npt.NDArray[Any], means: npt.NDArray[Any]) -> npt.NDArray[
     return np.concatenate([values, means[:, None]], axis=1).ravel()
 
 
-@TABLES.register_module("significance", place=60)
+@TABLES.register_module("significance", place=60, heading="Compared with Source")
 def significance_table(runs: Runs) -> Table | None:
     """Each method of one group compared with source; None without a finished source run."""
     found = in_axis_order(rows(runs))

@@ -23,7 +23,7 @@ _FAMILY = [
 ]  # fmt: skip
 
 
-@TABLES.register_module("orders", place=30, of="all")
+@TABLES.register_module("orders", place=30, of="all", heading="Orders of the domains")
 def order_tables(runs: Runs) -> list[Table]:
     """A table for each benchmark and model that was run in at least two orders of its domains.
 

@@ -18,7 +18,7 @@ from ctta_bench.registry import TABLES
 MAX_METHODS = 12  # of a readable table; of more methods, the best
 
 
-@TABLES.register_module("pairs", place=70)
+@TABLES.register_module("pairs", place=70, heading="Pairs of methods")
 def pair_table(runs: Runs) -> Table | None:
     """The difference of each pair of methods of one group; None for fewer than three methods.
 

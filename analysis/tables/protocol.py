@@ -36,7 +36,7 @@ _NOT_PRINTED = ("pre-processing",)  # `normalisation` has the same information
 _HASH_DIGITS = 8
 
 
-@TABLES.register_module("protocols", place=10, of="all")
+@TABLES.register_module("protocols", place=10, of="all", heading="Protocols")
 def protocol_table(runs: Runs) -> Table:
     """Every setting under which runs were made: one row for each group that shares a table.
 
@@ -67,7 +67,7 @@ def protocol_table(runs: Runs) -> Table:
     )
 
 
-@TABLES.register_module("seeds", place=80)
+@TABLES.register_module("seeds", place=80, heading="Seed by seed")
 def seed_table(runs: Runs) -> Table | None:
     """The mean of each method of one group for each seed; None with a single seed."""
     found = in_axis_order(rows(runs))

@@ -88,7 +88,7 @@ def critical_difference(methods: int, blocks: int) -> float:
     return float(q * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
-@TABLES.register_module("ranks", place=50, of="all")
+@TABLES.register_module("ranks", place=50, of="all", heading="Mean ranks")
 def rank_tables(runs: Runs) -> list[Table]:
     """The ranks of each group, and those over all groups."""
     return [rank_table(ranks) for ranks in all_ranks(runs)]

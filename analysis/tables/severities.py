@@ -19,7 +19,7 @@ _FAMILY = [  # what the protocols of one table have in common
 ]  # fmt: skip
 
 
-@TABLES.register_module("severities", place=40, of="all")
+@TABLES.register_module("severities", place=40, of="all", heading="By severity")
 def severity_tables(runs: Runs) -> list[Table]:
     """A table for each protocol that was run at several single severities.
 

@@ -17,7 +17,7 @@ from ctta_bench.scoring.metric import Metric, printed
 CLEAN = "clean"  # the domain of the uncorrupted test images, where a stream has one
 
 
-@TABLES.register_module("stability", place=30)
+@TABLES.register_module("stability", place=30, heading="Over rounds")
 def stability_table(runs: Runs) -> Table | None:
     """First and last round, transfer, forgetting and spread of each method; None for one round.
 

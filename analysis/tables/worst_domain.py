@@ -13,7 +13,7 @@ from ctta_bench.registry import TABLES
 from ctta_bench.scoring.metric import EQUAL_DECIMALS
 
 
-@TABLES.register_module("worst_domain", place=55)
+@TABLES.register_module("worst_domain", place=55, heading="Worst and best domain")
 def worst_domain_table(runs: Runs) -> Table | None:
     """The worst and the best domain of each method, and their difference.
 

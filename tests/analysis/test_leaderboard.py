@@ -88,7 +88,12 @@ def test_time_is_a_multiple_of_source_s_on_the_same_device(cell, runs_dir):
     cell("sar", {"fog": 0.3}, cost={"seconds": 1234.0}, env=cpu)
     cell("cotta", {"fog": 0.4}, cost={"seconds": 20.0}, env=other)
     table = board(runs_dir)
-    assert column(table, "time ×") == {"TENT": "7.9", "SAR": "123", "CoTTA": "–", "Source": "1.0"}
+    assert column(table, "time × Source") == {
+        "TENT": "7.9",
+        "SAR": "123",
+        "CoTTA": "–",
+        "Source": "1.0",
+    }
     assert "No time, because Source ran on another device: CoTTA." in table.footnotes
 
 
@@ -96,11 +101,11 @@ def test_memory_is_that_of_a_gpu_and_missing_on_a_cpu(cell, runs_dir, tmp_path):
     gpu = {"device": "Some GPU"}
     cell("source", {"fog": 0.5}, cost={"peak_memory_mb": 100.0}, env=gpu)
     cell("tent", {"fog": 0.2}, cost={"peak_memory_mb": 250.0}, env=gpu)
-    assert column(board(runs_dir), "memory ×") == {"TENT": "2.5", "Source": "1.0"}
+    assert column(board(runs_dir), "memory × Source") == {"TENT": "2.5", "Source": "1.0"}
     for file in runs_dir.rglob("env.json"):
         file.write_text('{"device": "cpu"}')
     table = board(runs_dir)
-    assert column(table, "memory ×") == {"TENT": "–", "Source": "–"}
+    assert column(table, "memory × Source") == {"TENT": "–", "Source": "–"}
     assert any("Memory is not recorded by runs on a CPU" in note for note in table.footnotes)
 
 
@@ -126,9 +131,13 @@ def test_memory_that_was_measured_is_taken_for_the_same_protocol_alone(cell, run
     }  # fmt: skip
     file = runs_dir / "trial" / "cost-mini.json"
     file.write_text(json.dumps(record))
-    assert column(board(runs_dir), "memory ×") == {"TENT": "3.2", "SAR": "–", "Source": "1.0"}
+    assert column(board(runs_dir), "memory × Source") == {
+        "TENT": "3.2",
+        "SAR": "–",
+        "Source": "1.0",
+    }
     file.write_text(json.dumps(record | {"batch_size": 64}))
-    assert set(column(board(runs_dir), "memory ×").values()) == {"–"}
+    assert set(column(board(runs_dir), "memory × Source").values()) == {"–"}
 
 
 def test_what_a_method_needs_of_the_source_data_is_said(cell, runs_dir, edit_json):
@@ -192,6 +201,8 @@ def test_a_terminal_of_any_width_shows_rank_error_gain_and_time(cell, runs_dir, 
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    assert all(head in text for head in ("rank", "error %", "gain (95 % interval)", "time ×"))
+    assert all(
+        head in text for head in ("rank", "error %", "gain (95 % interval)", "time × Source")
+    )
     assert bool(left_out) == (width < 400)
     assert not any(head in text for head in left_out)

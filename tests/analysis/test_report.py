@@ -1,3 +1,5 @@
+import base64
+import json
 import re
 
 import numpy as np
@@ -50,10 +52,12 @@ def test_a_report_holds_page_tables_figures_and_results(report):
 
 def test_the_page_needs_nothing_from_outside(report):
     page = report.page.read_text()
-    assert not re.search(r"""(src|href|url\()\s*=?\s*["']?(https?:)?//""", page)
+    assert not re.search(r"""(src|url\()\s*=?\s*["']?(https?:)?//""", page)
     assert not re.search(r"<script[^>]*src", page)
     assert "<link" not in page
     assert re.findall(r'src="([^,]*),', page) == ["data:image/png;base64"] * 2
+    links = re.findall(r'<a[^>]* href="(?!#)([^"]*)"', page)
+    assert links and set(links) == {"https://arxiv.org/abs/2006.10726"}  # of a paper, to be clicked
     assert "prefers-color-scheme" in page
 
 
@@ -61,6 +65,7 @@ def test_the_page_tells_results_states_settings_and_what_was_left_out(report):
     page = report.page.read_text()
     assert "TENT is better than Source by 20.0 points [" in page
     assert "4 done, 1 incomplete. 1 left out" in page
+    assert "1 of 5 cells is missing (1 incomplete)." in page
     assert "lr=0.001" in page
     assert "torch 2.6.0" in page
     assert "<code>ctta-bench grid trial.yaml</code>" in page
@@ -77,7 +82,7 @@ def test_titles_and_captions_have_no_hash_and_sections_of_one_title_a_number(cel
         cell("tent", RATES, sha=sha)
         cell("source", SOURCE, sha=sha)
     report = write_report(runs_dir)
-    titles = re.findall(r"<h2 id=[^>]*>(.*?)</h2>", report.page.read_text())
+    titles = re.findall(r"<h2 id=[^>]*><a[^>]*>(.*?)</a></h2>", report.page.read_text())
     title = "mini_c, Continual, severity 5 – mini_vit"
     assert titles[:2] == [f"{title} (protocol 1)", f"{title} (protocol 2)"]
     captions = re.findall(r'<p class="soft">(.*?)</p>', report.page.read_text(), re.DOTALL)
@@ -220,4 +225,30 @@ def test_a_cut_log_of_batches_costs_the_curve_but_no_number(cell, runs_dir, tmp_
 def test_the_page_shows_the_means_before_the_domains(own_report):
     (heads, *_) = re.findall(r"<thead>(.*?)</thead>", own_report.page.read_text())
     found = re.findall(r"<th[^>]*>(.*?)</th>", heads)
-    assert found[:3] == ["method", "rank", "error %"] and found[-1] == "fog"
+    assert found[:3] == ["rank", "method", "error %"] and found[-1] == "fog"
+
+
+def test_the_page_has_date_and_commands_to_make_it_again(cell, runs_dir):
+    cell("source", SOURCE, experiment="quickstart", env={"time": "2026-03-01T10:00:00Z"})
+    cell("tent", RATES, experiment="quickstart", env={"time": "2026-03-02T09:00:00Z"})
+    page = write_report(runs_dir, runs_dir.parent / "out").page.read_text()
+    assert "<h1>Five methods on the embedded benchmark</h1>" in page
+    assert "the newest of 2026-03-02" in page
+    command = f"ctta-bench grid quickstart\nctta-bench report {runs_dir} --out"
+    assert command in page
+
+
+def test_the_page_has_every_table_in_three_formats_and_figures_as_pdf(report):
+    page = report.page.read_text()
+    held = re.findall(r'class="copies" data-name="([^"]*)">(.*?)</script>', page)
+    files = {path.stem: path.read_text() for path in report.table_files if path.suffix == ".csv"}
+    (main,) = (table.name for table in report.tables)
+    assert {name: json.loads(text)["csv"] for name, text in held} == {
+        name: text
+        for name, text in files.items()
+        if name != main  # the leaderboard has it
+    }
+    held = dict(re.findall(r'class="file" data-name="([^"]*)">(.*?)</script>', page))
+    for path in report.figure_files:
+        if path.suffix == ".pdf":
+            assert base64.b64decode(held[path.name]) == path.read_bytes()
