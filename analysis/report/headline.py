@@ -36,6 +36,7 @@ class _Gain(NamedTuple):
     high: float
     differs: bool  # after Holm's correction
     detectable: float
+    seeds: int
 
 
 def headline(group: Runs) -> Headline:
@@ -70,9 +71,8 @@ def _gains(compared: Sequence[Compared], metric: Metric) -> list[_Gain]:
     for one in compared:
         if one.estimate is not None and is_method(one.row):
             gain = one.estimate.scaled(-metric.ascending)
-            found.append(
-                _Gain(one.row, gain.mean, gain.low, gain.high, one.differs, gain.detectable)
-            )
+            facts = (gain.mean, gain.low, gain.high, one.differs, gain.detectable, gain.seeds)
+            found.append(_Gain(one.row, *facts))
     return sorted(found, key=lambda one: -round(one.gain, 9))
 
 
@@ -80,13 +80,14 @@ def _verdict(gains: Sequence[_Gain], source: Row, methods: Sequence[Row], group:
     metric = metric_of(group)
     better = [one for one in gains if one.differs and one.gain > 0]
     worse = [one for one in gains if one.differs and one.gain < 0]
-    amounts = _amounts(group)
+    amounts = _amounts(group, gains)
     if not better and not worse:
-        best = gains[0]
-        interval = f", [{signed(best.low)}, {signed(best.high)}]" if np.isfinite(best.low) else ""
+        first = [one for one in gains if signed(one.gain) == signed(gains[0].gain)]
+        ends = f", [{signed(first[0].low)}, {signed(first[0].high)}]"
+        interval = ends if len(first) == 1 and np.isfinite(first[0].low) else ""
         return (
-            f"No method differs from {source.label} (best: {best.row.label}, {signed(best.gain)} "
-            f"{_points(metric)}{interval}; {amounts})."
+            f"No method differs from {source.label} (best: {_names([one.row for one in first])}, "
+            f"{signed(first[0].gain)} {_points(metric)}{interval}; {amounts})."
         )
     if not better:
         return (
@@ -144,23 +145,22 @@ def _points(metric: Metric) -> str:
     return "points" if metric.unit == "%" else metric.unit
 
 
-def _amounts(group: Runs) -> str:
-    """`3 seeds, 300 images per domain`."""
+def _amounts(group: Runs, gains: Sequence[_Gain]) -> str:
+    """`3 seeds, 300 images per domain`: those of the comparisons."""
     images = group.domains["n"]
     low, high = int(images.min()), int(images.max())
     shown = f"{low}" if low == high else f"{low} to {high}"
-    return f"{counted(_seeds(group), 'seed')}, {shown} images per domain"
-
-
-def _seeds(group: Runs) -> int:
-    return int(group.finished().cells["seed"].nunique())
+    fewest, most = min(one.seeds for one in gains), max(one.seeds for one in gains)
+    seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+    return f"{seeds}, {shown} images per domain"
 
 
 def _warnings(group: Runs, gains: Sequence[_Gain]) -> list[str]:
     """What a reader must know before trusting the verdict, one sentence each."""
     found = []
-    if _seeds(group) == 1:
-        found.append("Only one seed was run, so this says nothing about other seeds.")
+    seeds = [one.seeds for one in gains] or [int(group.finished().cells["seed"].nunique())]
+    if max(seeds) == 1:
+        found.append("This is of one seed and says nothing about other seeds.")
     few = bool(group.domains["n"].min() < FEW_IMAGES)
     visible = [one.detectable for one in gains if 0 < one.detectable < np.inf]
     if visible and (few or not any(one.differs for one in gains)):

@@ -295,9 +295,10 @@ def _caption(runs: Runs, found: Sequence[Row]) -> str:
         f"Leaderboard: {notes.title(runs)}. {notes.upper_first(metric.text)}, mean "
         f"{notes.averaged(runs, 'domains', 'rounds', 'seeds')}{notes.interval(found)}. Rank: the "
         "place by this mean; equal printed means share a place. Gain: over Source, in points, "
-        f"positive is better. {KEY} Intervals are not corrected. Source data: what the method "
-        "reads before the stream: none, images, or images with labels; warm-up: it is trained on "
-        "them."
+        f"positive is better. {KEY} Intervals are not corrected. Time: of predicting and adapting, "
+        "as it was in the runs; other load on the machine affects it. Source data: what the "
+        "method reads before the stream: none, images, or images with labels; warm-up: it is "
+        "trained on them."
     )
 
 

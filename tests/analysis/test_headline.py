@@ -22,7 +22,7 @@ def test_no_method_differs(cell, runs_dir):
     cell("sar", {"fog": 0.41}, n=300)
     text = sentence(runs_dir)
     assert text.startswith("No method differs from Source (best: TENT, +1.0 points, [−")
-    assert "]; 1 seed, 300 images per domain). Only one seed was run" in text
+    assert "]; 1 seed, 300 images per domain). This is of one seed" in text
     assert " Differences below " in text and text.endswith(" points cannot be seen here.")
 
 
@@ -52,6 +52,23 @@ def test_methods_that_are_not_distinguishable_from_the_best_are_named(cell, runs
     assert " its time; SAR is not distinguishable from TENT. 3 of 3 methods are" in sentence(
         runs_dir
     )
+
+
+def test_equal_gains_have_no_winner(cell, runs_dir):
+    for method in ("source", "tent", "sar", "cotta"):
+        cell(method, {"fog": 0.3}, n=400)
+    assert sentence(runs_dir).startswith(
+        "No method differs from Source (best: CoTTA, SAR and TENT, 0.0 points; 1 seed, 400 images"
+    )
+
+
+def test_the_seeds_of_the_sentence_are_those_of_the_comparisons(cell, runs_dir):
+    cell("source", {"fog": 0.4}, n=400)
+    for seed in (0, 1, 2):
+        cell("tent", {"fog": 0.2}, n=400, seed=seed)
+    text = sentence(runs_dir)
+    assert "(1 seed, 400 images per domain)" in text
+    assert "This is of one seed and says nothing about other seeds." in text
 
 
 def test_methods_that_are_only_worse(cell, runs_dir):
@@ -98,7 +115,7 @@ def test_a_single_batch_per_domain_and_missing_cells_are_warnings(cell, runs_dir
     text = sentence(runs_dir)
     assert "Each domain is a single batch, so hardly any adaptation can be seen here." in text
     assert text.endswith("1 of 4 cells is missing (1 incomplete).")
-    assert "one seed" not in text
+    assert "This is of one seed" in text  # the only one that both have
 
 
 def test_a_larger_gain_that_is_not_sure_is_named(cell, runs_dir):
