@@ -13,6 +13,7 @@ from ctta_bench.analysis.read.cells import read_folder
 from ctta_bench.analysis.read.collect import batches
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.analysis.read.predictions import read_arrays
+from ctta_bench.record.folder import arrays_sha256
 from ctta_bench.record.progress import progress
 from ctta_bench.record.read import UnusableCellError, read_cell, read_json
 from ctta_bench.record.schema import (
@@ -83,6 +84,12 @@ def _check_result(folder: Path, record: CellRecord, found: CheckedCell) -> None:
     if isinstance(cell, str):
         raise UnusableCellError(cell)
     result, arrays = read_json(folder, RESULT_FILE), _all_arrays(folder)
+    stated = result.get("predictions_sha256")
+    if stated is not None and stated != arrays_sha256(arrays):
+        found.findings.append(
+            f"{PREDICTIONS_FILE}: is not the file that {RESULT_FILE} was made from (its SHA-256 "
+            "differs)."
+        )
     metric = metric_named(result["metric"])
     domains = record["benchmark"]["domains"]
     rounds = metric.rounds_of(arrays, domains)

@@ -88,7 +88,8 @@ def validate(
 ) -> Validated:
     """`model(**values)`; raises one ConfigError with all of pydantic's errors, naming `where`.
 
-    file: the YAML file of the values; then an error names it with the line instead. A field with several values may be written as one value, or as text with commas.
+    file: the YAML file of the values; then an error names it with the line instead. A field with
+    several values may be written as one value, or as text with commas.
     """
     fields = model.model_fields
     try:
@@ -120,7 +121,8 @@ def _place(problem: Any, where: str, file: Path | None) -> str:
 def _sentence(problem: Any, model: type[BaseModel], where: str) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{where}: {unknown_key(key, _inner_model(model, problem['loc'][:-1]).model_fields)}"
+        known = _inner_model(model, problem["loc"][:-1]).model_fields
+        return f"{where}: {unknown_key(key, known)}"
     message = problem["msg"].removeprefix("Value error, ")
     if not key:  # a rule between keys
         return f"{where}: {message[:1].lower()}{message[1:]}."

@@ -245,6 +245,7 @@ class ResultRecord(_ResultKeys, total=False):
     source_access: str
     source_accuracy: float | None  # in %, on training images
     held_out_accuracy: float | None  # the same on images that the model was not trained on
+    predictions_sha256: str  # of the arrays in predictions.npz
     same_images: bool  # whether an index is the same photograph in every domain
     source_probes: list[ProbeRecord]
     model_sha256: str

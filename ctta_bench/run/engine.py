@@ -14,7 +14,7 @@ import torch
 
 from ctta_bench.config.cell import Cell
 from ctta_bench.method import Method
-from ctta_bench.record.folder import RunFolder, write_json, write_yaml
+from ctta_bench.record.folder import RunFolder, arrays_sha256, write_json, write_yaml
 from ctta_bench.record.owner import Heartbeat
 from ctta_bench.record.schema import (
     CELL_FILE,
@@ -282,6 +282,7 @@ def _record(
     if stream.order.severity.any():
         arrays["severity"] = stream.order.severity
     folder.write_arrays(PREDICTIONS_FILE, arrays)
+    result["predictions_sha256"] = arrays_sha256(arrays)
     if gallery := progress.scorer.gallery(progress.frames):
         folder.write_arrays(PICTURES_FILE, gallery)
     write_json(folder.file(RESULT_FILE), result)

@@ -12,7 +12,11 @@ from typer.testing import CliRunner
 from ctta_bench.analysis.report.audit import audit
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.cli import app
+from ctta_bench.config.cell import resolve
+from ctta_bench.config.request import CellRequest
 from ctta_bench.errors import RunError
+from ctta_bench.record.folder import RunFolder
+from ctta_bench.run.engine import run_cell
 
 STORED = Path(__file__).parent / "stored" / "first"  # finished cells, as the engine left them
 
@@ -75,6 +79,23 @@ def test_a_forged_prediction_is_found(runs):
 
     forge_arrays(folder, change)
     assert any(text.startswith(f"{folder}: contradictory: ") for text in findings(runs))
+
+
+def test_another_wrong_class_which_changes_no_error_is_found_too(toy, tmp_path):
+    cell = resolve(CellRequest(method="source", benchmark="toy"))
+    folder = tmp_path / cell.id
+    run_cell(cell, RunFolder(folder))
+    assert findings(tmp_path) == []
+
+    def change(arrays):
+        wrong = np.flatnonzero(arrays["prediction"] != arrays["label"])[0]
+        other = {*range(10)} - {int(arrays["prediction"][wrong]), int(arrays["label"][wrong])}
+        arrays["prediction"][wrong] = min(other)
+
+    forge_arrays(folder, change)
+    assert any(
+        "is not the file that result.json was made from" in text for text in findings(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("name", ["confidence", "nll", "brier"])
