@@ -43,6 +43,7 @@ def test_the_domains_are_the_fifteen_and_the_hold_out_ones_are_extra() -> None:
 def test_hold_out_corruptions_show_other_photographs_than_the_scored_ones() -> None:
     scored, apart = photographs("test")[0], photographs("holdout")[0]
     assert not {image.tobytes() for image in scored} & {image.tobytes() for image in apart}
+    assert np.bincount(photographs("holdout")[1][:50]).tolist() == [5] * 10
     benchmark = FashionC()
     assert {benchmark.domain(name).cache.stored.stem for name in CORRUPTIONS} == {"fashion_test"}
     assert {benchmark.domain(name).cache.stored.stem for name in HOLD_OUT} == {"fashion_holdout"}
