@@ -125,7 +125,7 @@ def make_corrupted(
     report: Callable[[str, int, int], None],
     workers: int,
 ) -> None:
-    """Make the corrupted images that a stream needs and that are not in the cache of their split."""
+    """Make the corrupted images that a stream needs, if the cache of their split lacks them."""
     wanted = [(name, severity) for name, severity in benchmark.needed() if name != CLEAN]
     for split in ("test", "holdout"):
         cache_of(split).make(

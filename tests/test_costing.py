@@ -163,7 +163,7 @@ def test_the_table_of_streams_is_that_of_the_benchmarks(name: str) -> None:
 def test_the_table_of_streams_has_every_benchmark_of_the_package() -> None:
     package = {n for n, e in BENCHMARKS.entries().items() if e.module.startswith("ctta_bench.")}
     assert package - {"image_folder"} == set(known_streams())
-    embedded = ("fashion_c", "fashion_rotation")
+    embedded = ("fashion_c", "fashion_rotation", "scenes_c", "scenes_rotation")
     for name in embedded:
         built = BENCHMARKS.get(name)()
         count = len(built.domain(built.domain_names()[0], 5).labels)

@@ -38,13 +38,15 @@ READERS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "image_folder": ("image_folder", "image_folder", TWO, ("image_size=32",)),
     "fashion_c": ("fashion_c", "", TWO, ()),
     "fashion_rotation": ("fashion_rotation", "", ("rotation",), ()),
+    "scenes_c": ("scenes_c", "", TWO, ()),
+    "scenes_rotation": ("scenes_rotation", "", ("rotation",), ()),
 }
 CLASSES = {"cifar10_c": 10, "cifar100_c": 100, "image_folder": 10}
 WALKS = ("gradual", "gradual_cotta", "gradual_correlated")
 SHIFTS = ("label_shift", "reset_label_shift")
 NO_SEVERITIES = (
     "imagenet_r", "imagenet_a", "imagenet_sketch", "imagenet_v2", "ccc", "image_folder",
-    "fashion_rotation",
+    "fashion_rotation", "scenes_rotation",
 )  # fmt: skip
 # The whole names of the list are 5,000: these selections run under one setting of each kind.
 OF_LISTS = ("continual", "reset", "gradual", "ptta")

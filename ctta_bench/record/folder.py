@@ -322,7 +322,7 @@ def timestamp() -> str:
 
 
 def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the names, types, shapes and bytes of arrays, whatever their file's compression."""
+    """SHA-256 of the names, types, shapes and bytes of arrays, however their file is compressed."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])

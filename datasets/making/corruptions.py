@@ -42,8 +42,10 @@ def corrupt(
     """A corrupted copy of an image, uint8 [H, W, 3]; it depends only on the arguments.
 
     `index`, the image's number in its data set, gives each image its own random numbers.
-    `parameters` is `cifar` (made for 32 pixels) or `imagenet` (for 224); both work for any size. If
-    an image is larger than the frost picture, the picture is enlarged with its aspect ratio kept.
+    `parameters` is `cifar` (made for 32 pixels), `imagenet` (for 224) or `mixed` (cifar's values,
+    but imagenet's for noise, snow, brightness, pixelate, JPEG, spatter and Gaussian blur); all work
+    for any size. If an image is larger than the frost picture, the picture is enlarged with its
+    aspect ratio kept.
 
     Example: `corrupt(image, "fog", 5, seed=0, index=0)`
 
@@ -87,7 +89,7 @@ def stable_seed(seed: int, corruption: str, severity: int, index: int) -> int:
 
 def _level(parameters: str, corruption: str, severity: int) -> tuple[float, ...]:
     if parameters not in PARAMETERS:
-        raise ConfigError(f"unknown parameters {parameters!r}; choose cifar or imagenet")
+        raise ConfigError(f"unknown parameters {parameters!r}; choose {', '.join(PARAMETERS)}")
     if corruption not in EFFECTS:
         close = difflib.get_close_matches(str(corruption), EFFECTS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
