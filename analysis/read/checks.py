@@ -13,9 +13,8 @@ from ctta_bench.analysis.read.cells import read_folder
 from ctta_bench.analysis.read.collect import batches
 from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.analysis.read.predictions import read_arrays
-from ctta_bench.record.folder import arrays_sha256
 from ctta_bench.record.progress import progress
-from ctta_bench.record.read import UnusableCellError, read_cell, read_json
+from ctta_bench.record.read import UnusableCellError, arrays_sha256, read_cell, read_json
 from ctta_bench.record.schema import (
     BATCHES_FILE,
     CELL_FILE,

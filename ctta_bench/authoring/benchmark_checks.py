@@ -65,15 +65,21 @@ def check_benchmark(
 
     root: the folder of its data. settings: of its stream. Raises ConfigError for an unknown name.
     """
-    if not isinstance(benchmark, Benchmark):
-        entry = BENCHMARKS.get(benchmark)
-        chosen = validate(entry.Settings, settings, f"benchmark {benchmark}")
-        benchmark = entry(chosen, None if root is None else Path(root))
-    benchmark.prepare_data(lambda what, done, total: None, 1)
+    built = (
+        benchmark if isinstance(benchmark, Benchmark) else _registered(benchmark, root, settings)
+    )
+    built.prepare_data(lambda what, done, total: None, 1)
     for name, function in CHECKS.items():
-        wrong = _fault(function, benchmark)
+        wrong = _fault(function, built)
         state = "failed" if wrong else "passed"
-        yield BenchmarkOutcome(benchmark.name, name, state, wrong)
+        yield BenchmarkOutcome(built.name, name, state, wrong)
+
+
+def _registered(name: str, root: Path | str | None, settings: dict[str, Any]) -> Benchmark:
+    entry = BENCHMARKS.get(name)
+    chosen = validate(entry.Settings, settings, f"benchmark {name}")
+    built: Benchmark = entry(chosen, None if root is None else Path(root))
+    return built
 
 
 def _fault(function: Check, benchmark: Benchmark) -> str:

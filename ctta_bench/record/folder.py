@@ -4,7 +4,6 @@ schema.py declares the names and contents of its files; owner.py, which process 
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -319,13 +318,3 @@ def _first_line(error: BaseException) -> str:
 def timestamp() -> str:
     """The current time, ISO 8601 in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the names, types, shapes and bytes of arrays, however their file is compressed."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        values = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {values.dtype.str} {values.shape} ".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()

@@ -2,17 +2,21 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from ctta_bench.errors import RunError
 from ctta_bench.record.schema import CELL_FILE, SCHEMA_VERSION, CellRecord
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # As safe as yaml.safe_load, which is the same loader in pure Python, and ten times as fast.
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -131,3 +135,13 @@ def check_schema(name: str, content: Mapping[str, Any]) -> None:
             f"newer schema: {name} has schema_version {version}, but this ctta-bench reads up to "
             f"{SCHEMA_VERSION}; update ctta-bench"
         )
+
+
+def arrays_sha256(arrays: "Mapping[str, np.ndarray]") -> str:
+    """SHA-256 of the names, types, shapes and bytes of arrays, however their file is compressed."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        values = arrays[name]
+        digest.update(f"{name} {values.dtype.str} {values.shape} ".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()

@@ -14,8 +14,9 @@ import torch
 
 from ctta_bench.config.cell import Cell
 from ctta_bench.method import Method
-from ctta_bench.record.folder import RunFolder, arrays_sha256, write_json, write_yaml
+from ctta_bench.record.folder import RunFolder, write_json, write_yaml
 from ctta_bench.record.owner import Heartbeat
+from ctta_bench.record.read import arrays_sha256
 from ctta_bench.record.schema import (
     CELL_FILE,
     DATA,
