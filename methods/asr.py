@@ -9,9 +9,9 @@ by the share of images φ on which the model disagrees with the source model.
 
 Differs from the official code, unless `faithful: true`: ROID is reset itself (theirs overwrites its
 source anchor with the mix of adapted and source values, and leaves the network as it is). Other
-resets, as at domains, return to the source model (theirs raise an error after a selective one). The
-pull is added to the gradient of the host's loss, in place of a second backward pass. A single image
-says nothing about concentration, and leaves all this out, as in theirs.
+resets, as at domains, always return to the source model (theirs raise an error after a selective
+one). The pull is added to the gradient of the host's loss, in place of a second backward pass. A
+single image says nothing about concentration, and leaves all this out, as in theirs.
 """
 
 import contextlib
@@ -177,7 +177,7 @@ class ASRETA(AdaptiveReset, ETA):  # type: ignore[misc]
     paper = "https://arxiv.org/abs/2603.03796"
     checked_against = "official code"
     passes_per_image = (2, 1)
-    search_space = {"lr": (1e-5, 1e-1), "threshold": [0.005, 0.05, 0.5]}
+    search_space = {"lr": (1e-5, 1e-1), "threshold": [0.005, 0.5], "kept_slope": [0.1, 20.0]}
     checked_with = {"margin": 1.0, "max_similarity": 2.0, "kept_share": 1.0, "kept_slope": 0.0}
 
     class Hyperparameters(ResetHyperparameters, ETA.Hyperparameters):  # type: ignore[misc]
@@ -201,7 +201,12 @@ class ASRROID(AdaptiveReset, ROID):  # type: ignore[misc]
     paper = "https://arxiv.org/abs/2603.03796"
     checked_against = "official code"
     passes_per_image = (2.5, 1.5)  # half of the images are seen twice
-    search_space = {"lr": (1e-5, 1e-1), "threshold": [0.005, 0.05, 0.5]}
+    search_space = {
+        "lr": (1e-5, 1e-1),
+        "threshold": [0.005, 0.5],
+        "kept_slope": [0.1, 20.0],
+        "prior": ["logits", "probabilities", "off"],
+    }
     checked_with = {"kept_share": 1.0, "kept_slope": 0.0}
     full_batch: int
 
@@ -239,7 +244,7 @@ class ASRTent(AdaptiveReset, TENT):  # type: ignore[misc]
     checked_against = "the formula alone"
     passes_per_image = (2, 1)
     tasks = frozenset({"classification"})
-    search_space = {"lr": (1e-5, 1e-1), "threshold": [0.005, 0.05, 0.5]}
+    search_space = {"lr": (1e-5, 1e-1), "threshold": [0.005, 0.5], "kept_slope": [0.1, 20.0]}
     checked_with = {"kept_share": 1.0, "kept_slope": 0.0}
 
     class Hyperparameters(ResetHyperparameters, TENT.Hyperparameters):  # type: ignore[misc]

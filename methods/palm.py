@@ -45,7 +45,7 @@ class PALM(Method):
     class Hyperparameters(MethodHyperparameters):
         """Hyper-parameters of PALM."""
 
-        lr: float = Field(5e-5, ge=0, description="κ, times which the rates are")
+        lr: float = Field(5e-5, ge=0, description="κ, the base of all rates")
         weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
         temperature: float = Field(
             1000.0, gt=0, description="T of the logits in the loss of the selection"

@@ -3,9 +3,9 @@ those of the images themselves. Alone, or with the loss of TENT, ETA or EATA.
 
 Official code: mr-eggplant/SPA. One view loses low frequencies, the other gains noise whose strength
 per patch is trained against the model. Both are made of the normalised image, at the size of the
-model's input. Their features pass a linear layer, the identity at the start, before the head. Only
-images that the model is surer of than of their view teach. The scored logits are those of the
-images, from before the step.
+model's input. Their features pass a linear layer, the identity at the start, before the head. An
+image teaches a view only if its prediction is surer. The scored logits are those of the images,
+from before the step.
 
 Differs from the official code, unless `faithful: true`: the first batch has the configured noise
 ratio (theirs always has 0.4). A view from which nothing is learnt has a loss of 0 (theirs: NaN,
