@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, MethodHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
 
@@ -88,6 +89,10 @@ class AdaptiveReset(Method):
     def setup(self) -> None:
         """That of the host; then a frozen copy of the source model."""
         super().setup()
+        if not self.trainable:
+            raise MethodError(
+                f"{self.title} has nothing to reset: its host adapts no parameters; use another."
+            )
         self.source_model = self.frozen_copy()
         self.start_average = math.log(self.hp.threshold * self.model.num_classes)
         zeros = [[torch.zeros_like(p) for p in self.trainable.values()] for _ in range(2)]

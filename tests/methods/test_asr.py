@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ctta_bench.authoring.parity import collect, replay_case, repository_cases
+from ctta_bench.errors import MethodError
 from ctta_bench.method import Method, softmax_entropy
 from ctta_bench.methods.asr import AdaptiveReset, ResetHyperparameters, Watch
 from ctta_bench.registry import METHODS
@@ -246,6 +247,11 @@ def test_agreement_with_the_source_never_pulls() -> None:
 
 
 # -- edges
+
+
+def test_a_host_without_adapted_parameters_is_refused_in_a_sentence() -> None:
+    with pytest.raises(MethodError, match="MyReset has nothing to reset: its host adapts no"):
+        make(watched("lame"))
 
 
 @pytest.mark.parametrize("name", HOSTS)
