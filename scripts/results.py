@@ -18,7 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ctta_bench.analysis.read.error_model import LEVEL
 from ctta_bench.analysis.table.table import MISSING, signed
+from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE
 from ctta_bench.registry import METHODS
 from ctta_bench.scoring.metric import printed
 
@@ -138,7 +140,7 @@ def make_readme(runs: Path, again: bool) -> list[str]:
 
 
 def demo_table(report: Path) -> str:
-    """The README's table: the mean error of each method, and its gain with a 95 % interval."""
+    """The README's table: error, gain and its mark for each method, from the leaderboards."""
     tables = {head: _of_model(report / "tables", model) for head, model in DEMO_MODELS.items()}
     heads = [text for head in tables for text in (f"{head}: error %", "gain", "95 % interval")]
     methods = dict.fromkeys(label for rows in tables.values() for label in rows)
@@ -151,16 +153,15 @@ def demo_table(report: Path) -> str:
 
 
 def _of_model(tables: Path, model: str) -> dict[str, list[str]]:
-    """The entries of each method on one model, from the report's main table and intervals."""
-    (main,) = tables.glob(f"*{model}-????????.csv")
-    paired = _rows(main.with_name(f"{main.stem}-significance.csv"))
+    """The entries of each method on one model, from the best to the worst."""
+    (file,) = tables.glob(f"*{model}-????????-leaderboard.csv")
     found = {}
-    for label, row in _rows(main).items():
-        interval = MISSING
-        if label in paired:  # of the error: its gain has the other sign
-            low, high = (-float(paired[label][side]) for side in ("high", "low"))
-            interval = f"[{signed(low)}, {signed(high)}]"
-        gain = signed(float(row["gain"])) if label in paired else MISSING
+    for label, row in _rows(file).items():
+        gain = interval = MISSING
+        if row["gain"]:
+            mark = BETTER if float(row["gain"]) > 0 else WORSE
+            gain = signed(float(row["gain"])) + f" {mark}" * (float(row["p_holm"]) < LEVEL)
+            interval = f"[{signed(float(row['low']))}, {signed(float(row['high']))}]"
         found[label] = [printed(float(row["mean"])), gain, interval]
     return found
 

@@ -133,20 +133,22 @@ def test_a_file_is_taken_from_the_one_report_that_has_it(tmp_path, monkeypatch):
     assert problem.startswith("p/x.csv: 2 files match")
 
 
-def test_the_table_of_the_demo_has_gains_with_the_intervals_of_the_report(tmp_path):
+def test_the_table_of_the_demo_is_that_of_the_leaderboards(tmp_path):
     tables = tmp_path / "tables"
     tables.mkdir()
-    for model, error in (("fashion_vit", 25.04), ("fashion_cnn", 36)):
-        main = f"method,fog,mean,std,gain\nsource,30,30.4,0,0\npaid,25,{error},0.1,5.36\n"
-        (tables / f"x-{model}-0123abcd.csv").write_text(main)
-        paired = "method,difference,low,high,p\npaid,-5.36,-6.44,-0.04,0\n"
-        (tables / f"x-{model}-0123abcd-significance.csv").write_text(paired)
-    (tables / "x-fashion_cnn-0123abcd.csv").write_text("method,mean,gain\nsource,36.1,0\n")
+    head = "method,rank,mean,gain,low,high,p_holm\n"
+    rows = {
+        "fashion_vit": "paid,1,25.04,5.36,0.04,6.44,0.001\nsource,,30.4,,,,\n",
+        "fashion_cnn": "source,,36.1,,,,\nsar,1,36.4,-0.3,-0.6,0.04,0.2\n",
+    }
+    for model, text in rows.items():
+        (tables / f"x-{model}-0123abcd-leaderboard.csv").write_text(head + text)
 
     lines = SCRIPT.demo_table(tmp_path).splitlines()
 
     assert lines[0].startswith("| method | ViT: error % | gain | 95 % interval | CNN: error % |")
     assert lines[2:] == [
+        "| PAID | 25.0 | +5.4 ↑ | [0.0, +6.4] | – | – | – |",
         "| Source | 30.4 | – | – | 36.1 | – | – |",
-        "| PAID | 25.0 | +5.4 | [0.0, +6.4] | – | – | – |",
+        "| SAR | – | – | – | 36.4 | −0.3 | [−0.6, 0.0] |",
     ]

@@ -38,7 +38,7 @@ from ctta_bench.run.checkpoint import (
     save_checkpoint,
     say,
 )
-from ctta_bench.run.environment import environment, peak_memory_mb
+from ctta_bench.run.environment import environment, forget_peak_memory, peak_memory_mb
 from ctta_bench.run.export import ModelKeeper, check_kept
 from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
 from ctta_bench.run.open import OpenCell, norm_statistics, notes, open_cell, source_accuracy
@@ -169,6 +169,7 @@ def _run(
     progress = resume(folder, method, stream, loggers, opened.scorer())
     keeper.check_resumed(progress.lines)
     probe = ForgettingProbe(opened, method, len(stream))
+    forget_peak_memory(method.device)
     rewrite_lines(folder, progress.lines)
     _start_loggers(opened.cell, folder, prepared, progress, loggers)
     pace, result = Pace.of(options.checkpoint), None

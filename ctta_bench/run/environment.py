@@ -121,8 +121,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Begin to count the highest memory use of a GPU, so that it is that of one cell."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_mb(device: torch.device) -> float:
-    """Highest memory use so far in MiB: of the GPU, or of this process on a CPU."""
+    """Highest memory use in MiB: of the GPU since it was forgotten, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
