@@ -71,7 +71,7 @@ class ScenesC(Benchmark):
     Settings = ScenesSettings
     name = "scenes_c"
     display_name = "Scenes-C"
-    year = 2026
+    year = 2017
     citation = "xiao2017fashion"
     domain_display_names = "imagenet_c"
     published = False
@@ -141,7 +141,7 @@ class ScenesRotation(Benchmark):
     Settings = RotationSettings
     name = "scenes_rotation"
     display_name = "Scenes rotation"
-    year = 2026
+    year = 2017
     citation = "xiao2017fashion"
     domain_display_names = {"rotation": "Rotation"}
     num_classes = TURNS

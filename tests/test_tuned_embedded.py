@@ -8,46 +8,49 @@ import yaml
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
+from ctta_bench.config.experiment import load_experiment
 from ctta_bench.config.presets import preset_values, read_tuned
-from ctta_bench.registry import METHODS
 from ctta_bench.tuning.plan import Plan
 from ctta_bench.tuning.trials import trials
 
 FOLDER = resources.files("ctta_bench.methods") / "presets" / "tuned"
-KEYS = {"fashion_c": "fashion_vit", "fashion_c@fashion_cnn": "fashion_cnn"}
+KEYS = {
+    "fashion_c": ("fashion_c", "fashion_vit"),
+    "fashion_c@fashion_cnn": ("fashion_c", "fashion_cnn"),
+    "scenes_c": ("scenes_c", "scenes_vit"),
+}
+BUDGETS = {"fashion_c": 8, "scenes_c": 16}
 TUNED = [
-    pytest.param(method, KEYS[key], entry, id=f"{method}-{KEYS[key]}")
-    for name in ("fashion_c.yaml", "fashion_c_cnn.yaml")
-    for method, entries in yaml.safe_load((FOLDER / name).read_text("utf-8")).items()
+    pytest.param(method, *KEYS[key], entry, id=f"{method}-{KEYS[key][1]}")
+    for file in sorted(Path(str(FOLDER)).glob("*.yaml"))
+    for method, entries in yaml.safe_load(file.read_text("utf-8")).items()
     for key, entry in entries.items()
 ]
-searched = pytest.mark.parametrize(("method", "model", "entry"), TUNED)
+searched = pytest.mark.parametrize(("method", "benchmark", "model", "entry"), TUNED)
 
 
-def test_every_method_that_supports_the_embedded_vit_and_has_something_to_search_was_searched() -> (
-    None
+def test_the_ranking_has_only_methods_that_were_searched() -> None:
+    found = {method for method, _, model, _ in (p.values for p in TUNED) if model == "scenes_vit"}
+    assert {entry.name for entry in load_experiment("scenes").methods} == found | {"source"}
+
+
+@searched
+def test_default_holds_on_the_embedded_benchmark_what_tune_has_found(
+    method, benchmark, model, entry
 ):
-    found = {method for method, model, _ in (p.values for p in TUNED) if model == "fashion_vit"}
-    able = {
-        name
-        for name in METHODS.names()
-        if METHODS.get(name).search_space and "classification" in METHODS.get(name).tasks
-    }
-    assert found == able - {"norm", "svdp", "finetune"}
-
-
-@searched
-def test_default_holds_on_the_embedded_benchmark_what_tune_has_found(method, model, entry):
     for preset in ("default", "tuned"):
-        assert preset_values(method, preset, "fashion_c", model) == entry["values"]
-    assert preset_values(method, "published", "fashion_c", model) == entry["published"]
+        assert preset_values(method, preset, benchmark, model) == entry["values"]
+    assert preset_values(method, "published", benchmark, model) == entry["published"]
 
 
 @searched
-def test_every_method_had_the_same_budget_and_its_best_trial_won(method, model, entry):
+def test_every_method_had_the_same_budget_and_its_best_trial_won(method, benchmark, model, entry):
     record = entry["record"]
     errors = [t["error"] for t in record["trials"] if t["error"] is not None]
-    assert "--budget 8 --seed 0 " in record["command"]
+    assert f"--budget {BUDGETS[benchmark]} --seed 0 " in record["command"]
+    assert record.get("images", "the scored ones") == (
+        "the scored ones" if benchmark == "fashion_c" else "others than the scored ones"
+    )
     assert record["domains"] == ["speckle_noise", "gaussian_blur", "spatter", "saturate"]
     assert record["error"] == min(errors)
     won = next(t for t in record["trials"] if t["error"] == min(errors))
@@ -58,24 +61,24 @@ def test_every_method_had_the_same_budget_and_its_best_trial_won(method, model, 
 
 
 @searched
-def test_the_stored_seed_gives_the_stored_trials(method, model, entry):
+def test_the_stored_seed_gives_the_stored_trials(method, benchmark, model, entry):
     stored = [{k: v for k, v in t.items() if k != "error"} for t in entry["record"]["trials"]]
-    plan = Plan(benchmark="fashion_c", model=model, budget=8, seed=0)
+    plan = Plan(benchmark=benchmark, model=model, budget=BUDGETS[benchmark], seed=0)
     assert [trial.values for trial in trials(method, plan)] == stored
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("method", "model"), [("roid", "fashion_vit"), ("cmf", "fashion_cnn")])
+@pytest.mark.parametrize(("method", "model"), [("t3a", "scenes_vit"), ("lame", "scenes_vit")])
 def test_tune_finds_an_embedded_default_again_from_its_stored_command(
     method: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (entry,) = (e for m, n, e in (p.values for p in TUNED) if (m, n) == (method, model))
+    (entry,) = (e for m, _, n, e in (p.values for p in TUNED) if (m, n) == (method, model))
     words = entry["record"]["command"].split()[1:]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     (file,) = Path("runs").glob("tune_*/tuned.yaml")
     (again,) = read_tuned(file)[method].values()
     assert again["values"] == entry["values"]
     assert again["record"]["trials"] == entry["record"]["trials"]
-    assert preset_values(method, "default", "fashion_c", model) == again["values"]
+    assert preset_values(method, "default", "scenes_c", model) == again["values"]
