@@ -5,6 +5,7 @@ What does not hold is a finding: one sentence with the file, the place and both 
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 
 MAX_OF_FILE = 5  # findings of one file of the report; the last one has the number of others
 _OF_RESULT = ("cell", "round", "domain", "metric")  # columns that name a row of results.csv
+_LABEL = re.compile(r"\\label\{tab:(.*?)\}")
 _GEOMETRY = "geometry-"  # tables of weights, which predictions do not give
 
 
@@ -146,9 +148,17 @@ class _Report:
         self._compare(f"tables/{table.name}.csv", _rows(table.to_csv(), [label]), [label])
         if len(self.findings) > before:
             return  # its Markdown and LaTeX have the same numbers
-        keys = citation_keys(str(name) for name in table.frame.index)
+        methods = {str(name).partition(" ")[0] for name in table.frame.index}
+        keys = citation_keys(methods)
         self._check_text(f"tables/{table.name}.md", [table.to_markdown()])
-        self._check_text(f"tables/{table.name}.tex", [table.to_latex(), table.to_latex(keys)])
+        name = f"tables/{table.name}.tex"
+        found = _LABEL.search(self._read(name) or "")
+        texts = [
+            table.to_latex(cited, ours, found[1] if found else "")
+            for cited in ({}, keys)
+            for ours in ("", *(sorted(methods) if table.groups else []))
+        ]
+        self._check_text(name, texts)
 
     def _check_text(self, name: str, expected: Sequence[str]) -> None:
         """Captions, marks and footnotes, as those that name missing cells."""

@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.latex import GROUPS
 from ctta_bench.analysis.table.missing import listed, missing_cells
 from ctta_bench.analysis.table.rows import (
+    SOURCE,
     Row,
     domain_labels,
     domain_names,
@@ -17,13 +19,14 @@ from ctta_bench.analysis.table.rows import (
     source_row,
 )
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
-from ctta_bench.registry import BENCHMARKS, MODELS
+from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
 from ctta_bench.stream.settings import setting_display_name
 
 HELD_OUT, TRAINING = "held-out images", "training images"  # of the source domain
 _MICRO = "Micro mean: over all images, so that a domain with more images counts more"
-MARKS = "Bold: best of the column; underlined: second best."
+MARKS = "Bold: best of the column, if at most three are equal; underlined: second best."
+ALIKE = "Bold mean: the best, and what is not distinguishable from it."
 _VERSIONS = [
     "ctta_bench", "commit", "torch", "timm", "numpy", "device", "threads", "attention", "data",
 ]  # fmt: skip
@@ -135,6 +138,31 @@ def table_name(runs: Runs) -> str:
     return f"{safe_name(text)}-{cell['group']}"
 
 
+def brief(runs: Runs, found: Sequence[Row], over: Sequence[str] = ("domains", "rounds")) -> str:
+    """The caption in print: metric, benchmark, setting and model, and what ± and bold mean."""
+    cell = runs.cells.iloc[0]
+    parts = [
+        f"{upper_first(metric_of(runs).text)} on {BENCHMARKS.display_name(cell['benchmark'])} "
+        f"({setting_label(cell)}) with {MODELS.display_name(cell['model'])}",
+        *([f"mean {of}"] if (of := averaged(runs, *over, "seeds")) else []),
+        *(["±: half the 95 % interval"] if interval(found) else []),
+        "bold: best of the column, or mean not distinguishable from the best",
+    ]
+    return "; ".join(parts)
+
+
+def source_data_group(row: Row) -> str:
+    """The group of a row in print: whether it needs source data; "" for source itself.
+
+    As recorded with its cells; for older cells, as the method declares it.
+    """
+    if row.method == SOURCE:
+        return ""
+    recorded = set(row.finished["source_access"].dropna())
+    access = (recorded or {METHODS.declared(row.method, "source_access", "none")}) - {"none"}
+    return GROUPS[bool(access or row.cells["warmup"].astype(bool).any())]
+
+
 def caption(runs: Runs, found: Sequence[Row]) -> str:
     """The protocol, the metric, and how to read the columns."""
     metric = metric_of(runs)
@@ -145,7 +173,7 @@ def caption(runs: Runs, found: Sequence[Row]) -> str:
         *([] if is_balanced(runs) else [_MICRO]),
         *([f"Gain: {metric.gain_text}, in points"] if source_row(found) else []),
     ]
-    return f"{'. '.join(sentences)}. {MARKS}"
+    return f"{'. '.join(sentences)}. {MARKS} {ALIKE}"
 
 
 def _severity(cell: "pd.Series[Any]") -> str:

@@ -10,6 +10,8 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from ctta_bench.analysis.table import latex
+from ctta_bench.analysis.table.latex import stable_label
 from ctta_bench.registry import METHODS, references
 from ctta_bench.scoring.metric import EQUAL_DECIMALS, printed
 
@@ -17,25 +19,7 @@ MISSING = "–"
 EMPTY = "n/a"  # nothing to score
 DAGGER = "†"
 REFERENCES_FILE = "references.bib"
-_UPRIGHT_FROM = 10  # LaTeX: with more columns, the heads are upright, to fit a page
-_LATEX = {
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": r"$-$",
-    "≥": r"$\geq$",
-    "×": r"$\times$",
-    "Δ": r"$\Delta$",
-    "·": r"$\cdot$",
-    "→": r"$\rightarrow$",
-    "|": r"$|$",
-    DAGGER: r"$^\dagger$",
-    MISSING: "--",
-}
+MOST_TIES = 3  # more equal values are not marked as best
 
 
 @dataclass(frozen=True)
@@ -56,7 +40,9 @@ class Table:
     line of the table. header: printed column heads, the first for the row labels. lines: printed
     label and entries of each row. footnotes: sentences, with commands between backticks. spans:
     heads over several columns, each with their number, from the first column on; "" for no head.
-    unit: of all entries, e.g. `error %`; "" if they differ.
+    unit: of all entries, e.g. `error %`; "" if they differ. brief: one sentence, the caption in
+    print; "": the first of the caption. groups: a head in print for each line, such as whether a
+    method needs source data, or "" for none.
     """
 
     name: str
@@ -67,6 +53,8 @@ class Table:
     footnotes: tuple[str, ...] = ()
     spans: tuple[tuple[str, int], ...] = ()
     unit: str = ""
+    brief: str = ""
+    groups: tuple[str, ...] = ()
 
     @property
     def heads(self) -> list[str]:
@@ -79,14 +67,33 @@ class Table:
             for over, head in zip(above, self.header, strict=True)
         ]
 
-    def write(self, folder: Path, citations: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write NAME.md, NAME.tex (see `to_latex`) and NAME.csv."""
+    @property
+    def one_sentence(self) -> str:
+        """The caption in print: `brief`, or the first sentence of the caption."""
+        return f"{(self.brief or self.caption.partition('. ')[0]).rstrip('.')}."
+
+    def write(
+        self,
+        folder: Path,
+        citations: Mapping[str, str] = MappingProxyType({}),
+        ours: str = "",
+    ) -> None:
+        r"""Write NAME.md, NAME.csv, NAME.tex (see `to_latex`) and NAME-appendix.tex.
+
+        The label in LaTeX is the name without the hash of the protocol. Where another table of the
+        folder has the same, it ends in a number.
+        """
+        label = stable_label(self.name)
+        stems = {path.stem for path in folder.glob("*.tex")} - {self.name}
+        same = sum(stable_label(stem) == label for stem in stems)
+        label += f"-{same + 1}" if same else ""
         for ending, text in (
-            ("md", self.to_markdown()),
-            ("tex", self.to_latex(citations)),
-            ("csv", self.to_csv()),
+            (".md", self.to_markdown()),
+            (".tex", self.to_latex(citations, ours, label)),
+            ("-appendix.tex", latex.appendix(self, label)),
+            (".csv", self.to_csv()),
         ):
-            (folder / f"{self.name}.{ending}").write_text(text, "utf-8")
+            (folder / f"{self.name}{ending}").write_text(text, "utf-8")
 
     def to_csv(self) -> str:
         """The numbers at full precision, an empty field where one is missing."""
@@ -100,33 +107,20 @@ class Table:
         notes = "".join(f"- {note}\n" for note in self.footnotes)
         return f"{self.caption}\n\n{table}\n" + (f"\n{notes}" if notes else "")
 
-    def to_latex(self, citations: Mapping[str, str] = MappingProxyType({})) -> str:
-        r"""A table environment with booktabs rules; it needs the packages booktabs and graphicx.
+    def to_latex(
+        self,
+        citations: Mapping[str, str] = MappingProxyType({}),
+        ours: str = "",
+        label: str = "",
+    ) -> str:
+        r"""Floats with booktabs rules at 8 or 7 points; their first line names the packages.
 
         `citations` are BibTeX keys by display name: a row label that begins with such a name gets
-        a `\citep{KEY}` after it, which needs the package natbib.
+        a `\citep{KEY}` after it, which needs the package natbib. `ours` is the registry name of
+        the own method: in tables with groups it stands last, below a rule. `label` is what stands
+        in `\label{tab:...}`, by default the name without the hash of the protocol.
         """
-        body = [[_cited(label, citations), *map(_latex, entries)] for label, entries in self.lines]
-        packages = "booktabs,graphicx" + ",natbib" * bool(citations)
-        lines = [
-            rf"\begin{{table}}[t]  % \usepackage{{{packages}}}",
-            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{_escape(self.caption)}}}",
-            rf"\label{{tab:{self.name}}}",
-            r"\smallskip",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-            r"\toprule",
-            *_latex_spans(self.spans),
-            _ampersands(_latex_heads(self.header)),
-            r"\midrule",
-            *map(_ampersands, body),
-            r"\bottomrule",
-            r"\end{tabular}}",
-            *_latex_notes(self.footnotes),
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        return latex.to_latex(self, citations, ours, label or stable_label(self.name))
 
 
 def csv_text(frame: pd.DataFrame, index_label: str | None = None) -> str:
@@ -149,14 +143,19 @@ def ranked(
 ) -> list[Entry]:
     """Printed values of a column: best bold, second underlined, a dagger at the rows in `flagged`.
 
-    Printed values are compared, so that equal ones have the same mark; if all are equal, none is
-    best. A missing value is printed as MISSING, or as EMPTY for the rows in `empty`.
+    Printed values are compared, so that equal ones have the same mark; if all are equal, or more
+    than MOST_TIES, none is best. A missing value is printed as MISSING, or as EMPTY for the rows in
+    `empty`.
     """
     texts = [
         printed(value) if np.isfinite(value) else EMPTY if row in empty else MISSING
         for row, value in values.items()
     ]
     best, second = best_two(texts, higher)
+    if texts.count(str(best)) > MOST_TIES:
+        best = second = None
+    if texts.count(str(second)) > MOST_TIES:
+        second = None
     return [
         Entry(text, text == best, text == second, row in flagged)
         for row, text in zip(values.index, texts, strict=True)
@@ -222,54 +221,3 @@ def _markdown(entry: Entry) -> str:
     if entry.second:
         text = f"<u>{html.escape(text)}</u>"
     return text + DAGGER * entry.flagged
-
-
-def _latex_heads(heads: Sequence[str]) -> list[str]:
-    escaped = [_escape(head) for head in heads]
-    if len(heads) <= _UPRIGHT_FROM:
-        return escaped
-    return [escaped[0], *(rf"\rotatebox{{90}}{{{head}}}" for head in escaped[1:])]
-
-
-def _latex_spans(spans: Sequence[tuple[str, int]]) -> list[str]:
-    """The line of heads above the column heads, and the rules below it."""
-    cells, rules, column = [], [], 1
-    for text, count in spans:
-        cells.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape(text)}}}")
-        if text:
-            rules.append(rf"\cmidrule(lr){{{column}-{column + count - 1}}}")
-        column += count
-    return [_ampersands(cells), "".join(rules)] if spans else []
-
-
-def _ampersands(texts: Sequence[str]) -> str:
-    return " & ".join(texts) + r" \\"
-
-
-def _latex(entry: Entry) -> str:
-    text = _escape(entry.text)
-    if entry.best:
-        text = rf"\textbf{{{text}}}"
-    if entry.second:
-        text = rf"\underline{{{text}}}"
-    return text + _escape(DAGGER) * entry.flagged
-
-
-def _cited(label: str, citations: Mapping[str, str]) -> str:
-    """A row label in LaTeX, with the citation after the method's name."""
-    for name in sorted(citations, key=len, reverse=True):
-        rest = label.removeprefix(name)
-        if rest != label and rest[:1] in ("", " ", ","):
-            return rf"{_escape(name)}~\citep{{{citations[name]}}}{_escape(rest)}"
-    return _escape(label)
-
-
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(char, char) for char in text)
-
-
-def _latex_notes(notes: Sequence[str]) -> list[str]:
-    if not notes:
-        return []
-    parts = [re.sub("`(.*?)`", r"\\texttt{\1}", _escape(note)) for note in notes]
-    return [r"\par\smallskip\raggedright\footnotesize", *(rf"{part}\par" for part in parts)]

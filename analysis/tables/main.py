@@ -57,6 +57,7 @@ def main_table(runs: Runs) -> Table:
             lines=(),
             unit=metric_of(runs).head,
             footnotes=(*notes.footnotes(runs, found), *class_notes(runs)),
+            brief=notes.brief(runs, found),
         ),
         found,
         runs,
@@ -94,6 +95,7 @@ def round_table(runs: Runs) -> Table | None:
             header=("method", *heads),
             lines=(),
             footnotes=notes.footnotes(runs, found),
+            brief=notes.brief(runs, found, ["domains"] if not by_domain else []),
             spans=(("", 1), *((name, len(domains) + 1) for name in rounds)) if by_domain else (),
         ),
         found,
@@ -195,9 +197,10 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
         name: ranked(frame[name], higher, _in(empty, name), _in(flagged, name))
         for name in [*values, "mean"]
     }
+    alike = _alike(found, metric_of(runs))
     columns["mean"] = [
-        replace(entry, text=f"{entry.text}{plus_minus(half)}")
-        for entry, half in zip(columns["mean"], frame["half_interval"], strict=True)
+        Entry(f"{entry.text}{plus_minus(half)}", best=row in alike)
+        for row, entry, half in zip(found, columns["mean"], frame["half_interval"], strict=True)
     ]
     if not is_balanced(runs):
         columns["micro mean"] = ranked(frame["micro_mean"], higher)
@@ -213,8 +216,21 @@ def _table(plan: Table, found: Sequence[Row], runs: Runs, flagged: Cells, empty:
             (row.label, tuple(entries[line] for entries in columns.values()))
             for line, row in enumerate(found)
         ),
+        groups=tuple(notes.source_data_group(row) for row in found),
         spans=(*plan.spans, ("all rounds", len(more))) if plan.spans else (),
     )
+
+
+def _alike(found: Sequence[Row], metric: Metric) -> list[Row]:
+    """The row with the best mean, and those that are not distinguishable from it; none if all."""
+    complete = [row for row in found if not np.isnan(row.mean)]
+    if len(complete) < 2:
+        return []
+    best = min(complete, key=lambda row: metric.ascending * round(row.mean, EQUAL_DECIMALS))
+    others = [row for row in complete if row is not best]
+    compared = compared_with(best, others, metric)
+    alike = [one.row for one in compared if one.estimate is not None and not one.differs]
+    return [] if len(alike) == len(others) else [best, *alike]
 
 
 def _in(cells: Cells, column: str) -> set[str]:

@@ -185,7 +185,8 @@ def test_the_caption_states_the_protocol(cell, runs_dir):
         "Other settings: order shuffled, size 32 x 32. ",
         "Accuracy of the source model on its source domain (training images): 91.2 %. ",
         "Error in % (lower is better). Mean over domains; ±: half the 95 % interval, ",
-        "Bold: best of the column; underlined: second best.",
+        "Bold: best of the column, if at most three are equal; underlined: second best.",
+        "Bold mean: the best, and what is not distinguishable from it.",
     ):
         assert part in caption
 
@@ -271,7 +272,7 @@ def test_markdown_is_a_github_table(cell, runs_dir):
     assert lines[2:6] == [
         "| method | gaussian noise | fog | mean | gain |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| Source | <u>60.0</u> | <u>40.0</u> | <u>50.0 ± 8.9</u> | 0.0 |",
+        "| Source | <u>60.0</u> | <u>40.0</u> | 50.0 ± 8.9 | 0.0 |",
         "| Pseudo-label | **40.0** | **20.0** | **30.0 ± 8.0** | +20.0 |",
     ]
 
