@@ -37,7 +37,7 @@ from ctta_bench.run.open import source_data
 from ctta_bench.run.options import RunOptions
 from ctta_bench.stream import ArrayImages, ImageSet
 from tests.conftest import TOY
-from tests.methods import build, pictures, tensors
+from tests.methods import WITH, build, pictures, tensors
 
 # Without the controls that are trained on labels.
 ALL = [name for name in METHODS.names() if not METHODS.get(name).learns_labels]
@@ -92,6 +92,7 @@ def small_vit() -> nn.Module:
 
 # The defaults but for amounts: what takes long and makes no difference here.
 FEW = {"source_samples": 50, "views": 2, "warmup_epochs": 0, "candidates": 5}
+FEW |= {"style_network": "random", "source_styles": 4, "style_batch_size": 8}
 
 
 def request(method: str, model: str, **more: Any) -> CellRequest:
@@ -279,7 +280,8 @@ def test_what_is_read_of_the_source_is_what_is_declared_and_recorded(name: str) 
     benchmark.source = lambda: watched
     entry = METHODS.get(name)
     model = "toy_cnn" if name in NEEDS_BATCHNORM else "toy_vit"
-    method = entry(SourceModel(MODELS.get(model)(), name=model))
+    hyperparameters = entry.Hyperparameters(**WITH.get(name, {}))
+    method = entry(SourceModel(MODELS.get(model)(), name=model), hyperparameters)
     source = source_data(benchmark, method, 0)
     method.start(source)
     expected = {"none": set(), "unlabelled": {"images"}, "labelled": {"images", "labels"}}

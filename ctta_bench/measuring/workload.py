@@ -36,6 +36,8 @@ BATCHES = 4  # used again and again
 # Values of a method's `checked_with` with which it uses every image, even with random logits.
 SELECTING = {"margin", "max_similarity", "max_entropy", "min_drop", "similarity"}
 SELECTING |= {"domain_distance", "source_max_entropy"}
+# Of few random source images, without files.
+SELECTING |= {"style_network", "style_batch_size", "source_styles"}
 
 
 @dataclass

@@ -274,6 +274,17 @@ class Method(OldNames):
             state.load_state(self, self._initial, skip=_SURVIVES_RESET)
         self.counters["resets"] += 1
 
+    def beside_weights(self) -> state.Node:
+        """What `reset` sets back, except the model's tensors: optimiser, memories, averages.
+
+        For a method that swaps several states of another one.
+        """
+        return state.capture(self, skip=_SURVIVES_RESET | {"model", "trainable"})
+
+    def load_beside_weights(self, tree: state.Node) -> None:
+        """Set back what `beside_weights` returned."""
+        state.load_state(self, tree, skip=_SURVIVES_RESET | {"model", "trainable"})
+
     def state_dict(self) -> state.Node:
         """Everything that changes along the stream, as a tree for `torch.save`."""
         return state.capture(self, skip=_BASE, frozen=self.model)

@@ -14,4 +14,5 @@ importance     importance of the values of a parameter
 memory         memory bank of features and predictions, pseudo labels from nearest neighbours
 selection      selection and weights of images for entropy minimisation
 sharpness      the gradient at the sharpest point nearby
+style          style of a batch, from the first layers of VGG19
 """

@@ -46,12 +46,14 @@ FEW_VIEWS = {
 NORMS = (
     *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
     *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent"),
+    *("rem", "palm", "spa", "spa_tent", "reservoir"),
 )
 PROMPTS = ("kff",)
 ADAPTERS = ("paid", "lora", "dora")
 TEACHERS = ("cotta", "rotta", "vida", "petal")
 TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
 TO_BOUND = dict.fromkeys((*NORMS, *PROMPTS), 1.10) | dict.fromkeys(TEACHERS, 1.15)
+TO_BOUND |= {"reservoir": 2.0}  # its bound is without the layers of VGG19
 MEMORY = 1.10
 GRAPHS = {"rem": 3}  # forward passes that one backward pass needs; a plain step has one
 AUGMENTATION, TEACHING = 0.08, 0.03

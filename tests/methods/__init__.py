@@ -18,6 +18,8 @@ toy = load_plugin(str(TOY))
 pictures = toy.pictures
 # Methods that do not support the toy ViT, and a network that they support.
 NETWORKS = {"norm": "toy_cnn"}
+# Without the file of VGG19, and of few source images.
+WITH = {"reservoir": {"style_network": "random", "style_batch_size": 8, "source_styles": 8}}
 
 
 def source_images(dtype: torch.dtype = torch.float32, *, labelled: bool = False) -> SourceData:
@@ -42,7 +44,7 @@ def make(
 def build(name: str, network: str | None = None, **arguments: Any) -> Method:
     """A registered method by name, as `make`, on the toy ViT if that can be."""
     network = network or NETWORKS.get(name, "toy_vit")
-    return make(METHODS.get(name), network, **arguments)
+    return make(METHODS.get(name), network, **WITH.get(name, {}) | arguments)
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
