@@ -41,7 +41,11 @@ TOP = {
     "LICENSE": "about/licence.md",
     "CITATION.cff": "about/citing.md",
 }
-NOTEBOOK = "analysis.ipynb"
+# Notebooks in docs/, and their pages.
+NOTEBOOKS = {"analysis.ipynb": "notebook.md"} | {
+    f"notebooks/{file.name}": f"notebooks/{file.stem}.md"
+    for file in sorted((DOCS / "notebooks").glob("*.ipynb"))
+}
 PUBLIC = {
     "ctta_bench": "load, evaluate",
     "ctta_bench.method": "write a method",
@@ -83,7 +87,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that have no file in docs/."""
     add = partial(File.generated, config)
     made = {
-        "notebook.md": notebook(json.loads((DOCS / NOTEBOOK).read_text(encoding="utf-8"))),
+        **{
+            page: notebook(json.loads((DOCS / n).read_text("utf-8")))
+            for n, page in NOTEBOOKS.items()
+        },
         **{f"reference/{name}.md": module_page(name, what) for name, what in PUBLIC.items()},
         **{page: top_page(name) for name, page in TOP.items()},
         **{f"methods/{n}.md": page.read_text("utf-8") for n, page in of_plugins(METHODS).items()},
@@ -92,7 +99,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             for name, page in of_plugins(BENCHMARKS).items()
         },
     }
-    edited = {page: name for name, page in TOP.items()} | {"notebook.md": f"docs/{NOTEBOOK}"}
+    edited = {page: name for name, page in TOP.items()}
+    edited |= {page: f"docs/{name}" for name, page in NOTEBOOKS.items()}
     for page, content in made.items():
         files.append(file := add(page, content=content))
         if page in edited:
@@ -150,8 +158,8 @@ def destination(link: str, source: str, place: str) -> str:
     path = os.path.normpath(Path(source).parent / target)
     if path in TOP:
         path = f"docs/{TOP[path]}"
-    elif path == f"docs/{NOTEBOOK}":
-        path = "docs/notebook.md"
+    elif path.removeprefix("docs/") in NOTEBOOKS:
+        path = f"docs/{NOTEBOOKS[path.removeprefix('docs/')]}"
     elif not (ROOT / path).exists():
         if not path.startswith(("docs/reference/", "docs/notebook")):
             LOG.warning("%s links %s, which is not there", source, link)
@@ -408,7 +416,9 @@ def notebook(content: dict[str, Any]) -> str:
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if html := "".join(data.get("text/html", [])):
+            if png := "".join(data.get("image/png", "")).replace("\n", ""):
+                parts.append(f'<img class="output" alt="figure" src="data:image/png;base64,{png}">')
+            elif html := "".join(data.get("text/html", [])):
                 parts.append(f'<div class="output" markdown="0">{without_style(html)}</div>')
             else:
                 shown = "".join(output.get("text", data.get("text/plain", [])))
@@ -418,7 +428,8 @@ def notebook(content: dict[str, Any]) -> str:
 
 
 def without_style(html: str) -> str:
-    """A frame of pandas without its own style, and without blank lines, which end HTML."""
+    """A frame of pandas without its own style, and without line breaks, which may end HTML."""
+    html = re.sub(r"<pre.*?</pre>", lambda f: f[0].replace("\n", "&#10;"), html, flags=re.S)
     return re.sub(
         r'<style.*?</style>| (border="1"|class="dataframe")|\s*\n\s*', "", html, flags=re.S
     )

@@ -65,6 +65,8 @@ def visit(browser, site):
         ("commands.html", "ctta-bench run"),
         ("reference/ctta_bench.html", "load_method"),
         ("notebook.html", "Reading results in Python"),
+        ("notebooks/own_data.html", "Arrays in, accuracy out"),
+        ("deploy.html", "A service"),
         ("about/changelog.html", "0.2.0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,9 @@ class Comparison:
         return "\n".join([self.sentence, "", _text(self.table), *notes])
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.table.footnotes)
+        escaped = (html.escape(note) for note in self.table.footnotes)
+        items = (re.sub("`(.*?)`", r"<code>\1</code>", note) for note in escaped)
+        notes = "".join(f"<li>{item}</li>" for item in items)
         return f"<p>{html.escape(self.sentence)}</p>{_html(self.table)}<ul>{notes}</ul>"
 
 

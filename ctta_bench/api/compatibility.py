@@ -100,7 +100,7 @@ class Checked(list[Compatibility]):
         )
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html()
+        return self.to_frame().reset_index().to_html(index=False)
 
 
 def check_model(

@@ -56,7 +56,9 @@ class Listing(list[str]):
 
     def _repr_html_(self) -> str:
         frame = self.to_frame() if self.rows else None
-        return "nothing of that name" if frame is None else frame[[*self.columns]].to_html()
+        if frame is None:
+            return "nothing of that name"
+        return frame[[*self.columns]].reset_index().to_html(index=False)
 
 
 def list_methods(
@@ -238,7 +240,8 @@ class Description:
             cells = [[_short(row[key], 60) for key in keys] for row in rows]
             parts += ["", tabulate(cells, keys, "simple", disable_numparse=True)]
         parts += [""] * bool(self.presets)
-        parts += [f"preset {name}: {_short(values, 88)}" for name, values in self.presets.items()]
+        for name, of_benchmarks in self.presets.items():
+            parts += [f"preset {name}, {key}: {_values(v)}" for key, v in of_benchmarks.items()]
         return "\n".join([*parts, *(["", self.text] if self.text else [])])
 
     def _repr_html_(self) -> str:
@@ -247,11 +250,16 @@ class Description:
             for key, value in self.facts.items()
         )
         rows = self.hyperparameters or self.settings
-        table = self.to_frame().to_html() if rows else ""
+        table = self.to_frame().reset_index().to_html(index=False) if rows else ""
         presets = "".join(
-            f"<p>preset <b>{html.escape(name)}</b>: {html.escape(str(values))}</p>"
-            for name, values in self.presets.items()
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(key)}</td>"
+            f"<td>{html.escape(_values(values))}</td></tr>"
+            for name, of_benchmarks in self.presets.items()
+            for key, values in of_benchmarks.items()
         )
+        if presets:
+            heads = "<tr><th>preset</th><th>benchmark</th><th>values</th></tr>"
+            presets = f"<table>{heads}{presets}</table>"
         return (
             f"<h4>{html.escape(self.name)} ({self.kind})</h4><table>{facts}</table>{table}{presets}"
         )
@@ -309,6 +317,11 @@ def _settings(name: str, facts: dict[str, str]) -> list[Row]:
         }
         for key, one in entry.Settings.model_fields.items()
     ]
+
+
+def _values(values: dict[str, Any]) -> str:
+    """The values of a preset: `lr=0.001, momentum=0.9`, without the record of their search."""
+    return ", ".join(f"{k}={v}" for k, v in (values or {}).items() if k != "tuned") or "defaults"
 
 
 def _notes(entry: Any) -> str:

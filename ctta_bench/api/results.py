@@ -297,7 +297,7 @@ class Result:
         shown = self.to_frame().drop(columns=["method", "seed"]).dropna(axis=1, how="all")
         plain = shown[[c for c in shown if not isinstance(shown[c].iloc[0], list)]]
         table = plain.round(2).to_html(index=False)
-        return f"<pre>{html.escape(repr(self))}</pre>{table}"
+        return f'<pre style="white-space: pre-wrap">{html.escape(repr(self))}</pre>{table}'
 
 
 def load_results(folder: Path | str) -> list[Result]:
