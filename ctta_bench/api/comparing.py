@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctta_bench.api.discover import method_facts
 from ctta_bench.api.pictures import Picture, picture
 from ctta_bench.api.results import Result, load_results
 from ctta_bench.errors import ConfigError
@@ -104,7 +105,10 @@ def report(results: Any, out: Path | str = "report") -> Path:
     with tempfile.TemporaryDirectory() as folder:
         for result in _collected(given):
             result.save(folder)
-        return write_report(Path(folder), Path(out).expanduser()).page
+        page = write_report(
+            Path(folder), Path(out).expanduser(), describe_methods=method_facts
+        ).page
+        return page
 
 
 def _collected(given: Iterable[Given | Iterable[Result]]) -> list[Result]:

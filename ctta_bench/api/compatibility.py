@@ -109,7 +109,7 @@ def check_model(
     """Which methods support a model, what each would adapt, and why others do not.
 
         check_model(network, mean=0.5, std=0.5).supported
-        check_model("timm:resnet50.a1_in1k").refused["dept"]
+        check_model("timm:resnet50.a1_in1k", ["tent", "dept"]).refused["dept"]
 
     model: a name, which needs no weights here, or a module, which is not changed. methods: by
     default all. options: as those of `load_model`, for a module.

@@ -172,6 +172,26 @@ def _row(kind: registry.Registry, entry: registry.Entry) -> Row:
     return row
 
 
+def method_facts(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What the registry has on each method, read from its file without importing it."""
+    from ctta_bench.analysis.paper.verdicts import parity_summary
+
+    entries = registry.METHODS.entries()
+    copied = ("paper", "checked_against", "source_access", "warmup_access")
+    found = {}
+    for name in names:
+        if name not in entries:
+            continue
+        entry = entries[name]
+        is_ours = entry.module.startswith("ctta_bench.methods")
+        found[name] = {
+            "description": entry.description,
+            **{key: str(entry.attributes.get(key) or "") for key in copied},
+            "parity": parity_summary(name) if is_ours else "not recorded: it is a plug-in",
+        }
+    return found
+
+
 def _task_of(row: Row) -> str:
     """The task of a benchmark or model that declares none: its extra is for segmentation."""
     return "segmentation" if row["extra"] == "seg" else "classification"

@@ -1,6 +1,7 @@
 """Models, benchmarks and methods by name, or from what a user has."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from ctta_bench.config.validation import validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
-from ctta_bench.model.preprocessing import own_preprocessing, recorded_cfg
+from ctta_bench.model.preprocessing import (
+    Preprocessing,
+    own_preprocessing,
+    recorded_preprocessing,
+)
 from ctta_bench.model.source_model import UNKNOWN_SIZE
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.source_models.pretrained import load_source_model
@@ -35,9 +40,8 @@ def load_model(
     """Build the source model that methods adapt.
 
         load_model("fashion_vit")  # a registered name
-        load_model("timm:vit_base_patch16_224.augreg_in21k_ft_in1k")
         load_model(network, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224)
-        load_model(network, features="backbone.norm", head="classifier")
+        load_model(network, features="norm", head="head")
         load_model(encoder, head=zero_shot_head)  # a backbone, and a head on its features
 
     Args:
@@ -76,10 +80,12 @@ def load_model(
     network: nn.Module = model
     if isinstance(head, nn.Module):
         network, features, head = Headed(model, head), features or "backbone", "head"
-    _state_preprocessing(network, model, mean, std, size)
-    chosen = own_preprocessing(preprocessing) if callable(preprocessing) else preprocessing
-    if callable(preprocessing) and {"mean", "std", "size"} & set(of_module):
+    if not callable(preprocessing):
+        chosen = _preprocessing(model, preprocessing, mean, std, size)
+    elif {"mean", "std", "size"} & set(of_module):
         raise ConfigError("load_model: give a function as preprocessing, or mean, std and size.")
+    else:
+        chosen = own_preprocessing(preprocessing)
     title = name or type(model).__name__
     built = SourceModel(network, name=title, preprocessing=chosen, features=features, head=head)
     _check_output(built)
@@ -99,30 +105,36 @@ class Headed(nn.Module):
         return logits
 
 
-def _state_preprocessing(
-    network: nn.Module,
+def _preprocessing(
     model: nn.Module,
+    regime: Regime,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
     size: int | tuple[int, int] | None,
-) -> None:
-    """Put mean, std and size into the network's record, where the regimes look for them."""
-    cfg = dict(recorded_cfg(model))
-    if (mean is None) != (std is None):
+) -> Preprocessing:
+    """The pre-processing that is given for a module, and for the rest that of its record."""
+    sides = (size, size) if isinstance(size, int) else size
+    recorded = recorded_preprocessing(model, regime, sides)
+    if mean is None and std is None:
+        return recorded
+    if mean is None or std is None:
         raise ConfigError("load_model: give mean and std together.")
-    for key, value in (("mean", mean), ("std", std)):
-        if value is not None:
-            numbers = (value,) * 3 if isinstance(value, int | float) else tuple(value)
-            if len(numbers) != 3 or not all(0 <= float(n) <= 1 for n in numbers):
-                raise ConfigError(
-                    f"load_model: {key}={value}: give one number or three, for images in [0, 1] "
-                    "(divide numbers for 0 to 255 by 255)."
-                )
-            cfg[key] = tuple(map(float, numbers))
-    if size is not None:
-        cfg["input_size"] = (3, size, size) if isinstance(size, int) else (3, *size)
-    if cfg:
-        network.pretrained_cfg = cfg  # type: ignore[assignment]
+    if regime == "lineage":
+        raise ConfigError(
+            'load_model: preprocessing="lineage" has no mean and std; leave them out.'
+        )
+    return replace(recorded, mean=_channels("mean", mean), std=_channels("std", std))
+
+
+def _channels(key: str, value: float | Sequence[float]) -> tuple[float, float, float]:
+    numbers = [value] * 3 if isinstance(value, int | float) else [*value]
+    if len(numbers) != 3 or not all(0 <= float(number) <= 1 for number in numbers):
+        raise ConfigError(
+            f"load_model: {key}={value}: give one number or three, for images in [0, 1] (divide "
+            "numbers for 0 to 255 by 255)."
+        )
+    red, green, blue = map(float, numbers)
+    return red, green, blue
 
 
 @torch.no_grad()
@@ -162,8 +174,10 @@ def load_benchmark(benchmark: Any, *, root: Path | str | None = None, **settings
             in a form that `Benchmark.from_domains` takes: by domain in a mapping, or those of one
             domain, which is called `data`.
         root: the folder of the data, if a benchmark by name needs one.
-        settings: its settings, such as batch_size, examples, domains, severity. Those of a
-            Benchmark are kept where they are not given.
+        settings: of the stream: setting, domains, rounds, batch_size, examples, order,
+            domain_order, reset_every, and where they apply severity, severities, delta, slots,
+            imbalance_ratio, draws, overlap (`describe(NAME).settings` explains those of a
+            benchmark). Those of a Benchmark are kept where they are not given.
 
     Raises ConfigError for an unknown name, setting or domain, or a value that is out of range, and
     DataError, with what is taken, for anything else.
@@ -214,7 +228,8 @@ def load_method(
     Args:
         name: a registered name (`ctta-bench list methods`).
         model: the source model, or a module from normalised images to logits.
-        preset: "default", "paper", "code", ...; the values that `overrides` do not set.
+        preset: "default", "paper", "code", or another that `describe(NAME).presets` has; the values
+            that `overrides` do not set.
         benchmark: whose preset values are used; "any" takes those that hold for all benchmarks.
         seed: seeds the method's own random stream.
         precision: "float64", "float32", "bfloat16" or "float16".

@@ -1,5 +1,6 @@
 """Progress of an evaluation in a terminal or a notebook, and callbacks by batch."""
 
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def is_shown(progress: bool | None) -> bool:
 class Bar(Logger):
     """A bar with the domain and the running share of errors; messages above it.
 
-    Where there is neither a terminal nor a notebook, one line per domain.
+    Where it cannot move (a pipe, or a notebook without ipywidgets), one line per domain.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,7 +39,9 @@ class Bar(Logger):
             transient=True,
         )
         self.name, self.errors, self.scored, self.domain = name, 0, 0, ""
-        self.moves = self.bar.console.is_terminal or self.bar.console.is_jupyter
+        console = self.bar.console
+        widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self.moves = widgets or (console.is_terminal and not console.is_jupyter)
         self.task = self.bar.add_task(name, total=1, facts="")
 
     def preparing(self, what: str, done: int, total: int) -> None:

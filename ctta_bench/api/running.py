@@ -85,12 +85,13 @@ def evaluate(
         model: the source model: a name, or a module with its weights, which is not changed. By
             default that of the benchmark.
         seed: chooses the order of the images, and seeds the method.
-        preset: the hyper-parameters that `settings` do not set: "default", "paper", "code", ... or
-            a file of `ctta-bench tune`.
+        preset: the hyper-parameters that `settings` do not set: "default", "paper", "code", another
+            that `describe(NAME).presets` has, or a file of `ctta-bench tune`.
         precision: "float64", "float32", "bfloat16" or "float16".
         window: images that are gathered before an update (single-image streams); 0 for none.
         out: a folder of runs. The run folder is written there, with checkpoints; an interrupted
-            run resumes, a finished one is read. By default nothing stays on disk.
+            run resumes, a finished one is read. By default nothing stays on disk but statistics of
+            source images, in the cache.
         force: run again what is in `out` already.
         root, weights: folder of data sets, and file of weights, for names.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
@@ -102,8 +103,8 @@ def evaluate(
         near_chance: "accept" runs a model that is near chance on source images; a note of the
             result then says so.
         probe, keep_models: as the options of `ctta-bench run`; kept models need `out`.
-        settings: hyper-parameters of the method and settings of the stream (lr=1e-3, batch_size=10,
-            domains=["fog"]).
+        settings: hyper-parameters of the method (`describe(NAME)` has them) and settings of the
+            stream, as in `load_benchmark`: lr=1e-3, batch_size=10, domains=["fog"].
 
     Raises ConfigError for an unknown name or key, DataError if data are missing, if model and
     benchmark have different classes, or if the model is near chance on source images, MethodError

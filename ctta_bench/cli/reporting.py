@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ctta_bench import registry
 from ctta_bench.cli.command import (
     DataRoot,
     Format,
@@ -79,13 +78,14 @@ def report(
         raise ConfigError("report: give a folder of runs, e.g. runs/quickstart, or --paper.")
     from ctta_bench.analysis.figure.canvas import Canvas
     from ctta_bench.analysis.report.write import write_report
+    from ctta_bench.api.discover import method_facts
 
     files = write_report(
         directory,
         out,
         draw_attention=_draw_attention,
         against=against,
-        describe_methods=_describe_methods,
+        describe_methods=method_facts,
         canvas=Canvas(columns),
         workers=os.cpu_count() or 1,
         citations=citations,
@@ -213,26 +213,6 @@ def _as_record(table: Any) -> dict[str, Any]:
     """A table's caption, its numbers as one record a row, and its footnotes."""
     rows = table.frame.rename_axis("method").reset_index().to_dict("records")
     return {"name": table.name, "caption": table.caption, "rows": rows, "notes": table.footnotes}
-
-
-def _describe_methods(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What the registry has on each method, read from its file without importing it."""
-    from ctta_bench.analysis.paper.verdicts import parity_summary
-
-    entries = registry.METHODS.entries()
-    copied = ("paper", "checked_against", "source_access", "warmup_access")
-    found = {}
-    for name in names:
-        if name not in entries:
-            continue
-        entry = entries[name]
-        is_ours = entry.module.startswith("ctta_bench.methods")
-        found[name] = {
-            "description": entry.description,
-            **{key: str(entry.attributes.get(key) or "") for key in copied},
-            "parity": parity_summary(name) if is_ours else "not recorded: it is a plug-in",
-        }
-    return found
 
 
 def _draw_attention(runs: Any, folder: Path, canvas: Any) -> Any:

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
         self.task: Task = getattr(network, "task", "classification")
         if not isinstance(preprocessing, Preprocessing):
             preprocessing = recorded_preprocessing(network, preprocessing)
-        self.preprocessing = preprocessing
+        self.preprocessing = self._stated = preprocessing
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1))
@@ -269,8 +269,8 @@ class SourceModel(TransformerHooks, OldNames, nn.Module):
 
     def trained_preprocessing(self) -> Preprocessing:
         """Regime "true", the normalisation of the weights, at the present input size."""
-        if self.preprocessing.transform is not None:
-            return self.preprocessing
+        if self._stated.regime != "lineage":
+            return replace(self._stated, size=self.preprocessing.size)
         return recorded_preprocessing(self.network, "true", self.preprocessing.size)
 
     @contextlib.contextmanager

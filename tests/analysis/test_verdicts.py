@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from ctta_bench.analysis.paper.verdicts import parity_summary, verdicts
+from ctta_bench.api.discover import method_facts
 from ctta_bench.authoring.parity import (
     Verdict,
     collect,
@@ -13,7 +14,6 @@ from ctta_bench.authoring.parity import (
     translate,
     write_verdicts,
 )
-from ctta_bench.cli.reporting import _describe_methods
 from ctta_bench.registry import METHODS
 
 
@@ -56,7 +56,7 @@ def test_a_method_s_verdict_is_a_sentence(method, words):
 
 
 def test_every_method_of_the_suite_has_one():
-    facts = _describe_methods(METHODS.names())
+    facts = method_facts(METHODS.names())
     assert all(about["parity"] for about in facts.values())
     assert json.dumps(facts)
     assert facts["paid"]["parity"].startswith("9 cases recorded from wangkunyu241/PAID")

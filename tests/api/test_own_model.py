@@ -64,8 +64,11 @@ def test_mean_std_and_size_are_part_of_the_model() -> None:
     whole = ctta_bench.load_model(plain_vit(), mean=0.5, std=(0.5, 0.5, 0.5), name="mine")
     assert run(whole).accuracy == 100 > run(plain_vit()).accuracy
     assert run(whole).model == "mine" and "normalisation true (mean 0.5" in repr(whole)
-    larger = ctta_bench.load_model(plain_vit(), mean=0.5, std=0.5, size=16)
+    network = plain_vit()
+    larger = ctta_bench.load_model(network, mean=0.5, std=0.5, size=16)
     assert larger(torch.rand(2, 3, 40, 50)).shape == (2, 10)
+    assert larger.trained_preprocessing() == larger.preprocessing
+    assert ctta_bench.load_model(network).preprocessing.mean == (0, 0, 0)  # nothing is kept in it
 
 
 def test_an_own_preprocessing_is_applied_and_told_apart_in_the_record() -> None:
@@ -147,6 +150,11 @@ class Maps(Two):
         (lambda: ctta_bench.load_model("fashion_vit", mean=0.5), ConfigError, "for a module"),
         (lambda: ctta_bench.load_model(plain_vit(), mean=0.5), ConfigError, "mean and std"),
         (lambda: ctta_bench.load_model(plain_vit(), mean=127, std=1), ConfigError, "by 255"),
+        (
+            lambda: ctta_bench.load_model(plain_vit(), mean=0.5, std=1, preprocessing="lineage"),
+            ConfigError,
+            "leave them out",
+        ),
         (
             lambda: ctta_bench.load_model(plain_vit(), weights="x.pth"),
             ConfigError,
