@@ -1,7 +1,7 @@
-"""The source models of scenes_c: a small ViT, and a small CNN with BatchNorm or GroupNorm.
+"""The source models of scenes_c: a small ViT, and a small CNN with BatchNorm.
 
 `ctta-bench train-source scenes_c --model NAME` makes the weights, by the recipes in `recipes.yaml`.
-All take float images [n, 3, 32, 32] in [0, 1], normalised with mean and std 0.5.
+Both take float images [n, 3, 32, 32] in [0, 1], normalised with mean and std 0.5.
 """
 
 from timm.models.vision_transformer import VisionTransformer
@@ -32,10 +32,3 @@ def scenes_vit() -> nn.Module:
 def scenes_cnn() -> nn.Module:
     """CNN of six 3x3 convolutions in three stages, with BatchNorm (0.45 M parameters)."""
     return with_cfg(FashionCNN(WIDTHS), "scenes_cnn.safetensors")
-
-
-@MODELS.register_module("scenes_cnn_gn", display_name="GroupNorm CNN (Scenes)")
-def scenes_cnn_gn() -> nn.Module:
-    """The same CNN with GroupNorm, of groups of five channels (0.45 M parameters)."""
-    network = FashionCNN(WIDTHS, lambda channels: nn.GroupNorm(channels // 5, channels))
-    return with_cfg(network, "scenes_cnn_gn.safetensors")

@@ -55,7 +55,7 @@ AUTHORS = {
     "BlueWhaleLab/COME", "pilsHan/rem", "sarthaxxxxx/PALM", "dhanajitb/petal", "mr-eggplant/SPA",
     "YonseiML/asr",
     "zhoujiahuan1991/NeurIPS2025-KFF",
-    "zhoujiahuan1991/NeurIPS2025-KFF", "LTS5/ReservoirTTA",
+    "LTS5/ReservoirTTA",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.
