@@ -24,6 +24,7 @@ STYLE: dict[str, Any] = {
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,  # TrueType: text stays text, and venues accept the file
     "svg.fonttype": "none",
+    "svg.hashsalt": "ctta-bench",  # same runs, same bytes
 }
 # In print nothing is scaled: "small" text is 6.2 points on paper.
 _PRINTED: dict[str, Any] = {
@@ -144,11 +145,13 @@ SCREEN = Canvas()
 def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path, caption: str = "") -> list[Path]:
     """Write stem.png, stem.pdf and stem.csv (the numbers that are drawn); returns their paths.
 
-    A caption, in sentences, is written to stem.txt.
+    The same as vectors for slides and pages is written to stem.svg, a caption, in sentences, to
+    stem.txt.
     """
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
+    figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
     paths[2].write_text(csv_text(drawn), "utf-8")
     if caption:
         stem.with_name(f"{stem.name}.txt").write_text(f"{caption}\n", "utf-8")

@@ -47,8 +47,14 @@ class Picture:
 
     kind: str
     text: str
+    caption: str
     name: str
     files: dict[str, str]
+
+    @property
+    def heading(self) -> str:
+        """The beginning of its text."""
+        return re.split("[:;]", self.text)[0]
 
 
 @dataclass(frozen=True)

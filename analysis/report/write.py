@@ -120,7 +120,8 @@ def write_report(
         for part in visualisations(runs, draft, draw_attention, canvas):
             tables = [Shown(part.title, table) for table in part.tables]
             pictures = [
-                Picture(kind, text, png.stem, _files(png)) for kind, text, png in part.figures
+                Picture(kind, text, f"{text}.", png.stem, _files(png))
+                for kind, text, png in part.figures
             ]
             sections.append(Section(part.title, part.text, tables, pictures))
         if measured:
@@ -196,7 +197,9 @@ def _section(
         cells=cell_pages(group),
         warnings=found.warnings,
         leaderboard=Shown("Leaderboard", board),
-        notes=(board.caption, main.caption, *board.footnotes, *main.footnotes),
+        notes=tuple(
+            dict.fromkeys((board.caption, main.caption, *board.footnotes, *main.footnotes))
+        ),
         folded=[_shown(name, of, table, group) for name, of, table in _each(made, "folded")],
         facts=row_facts(group),
         stream=next((stream_data(pd.read_csv(csv), group) for _, _, csv in streams), None),
@@ -217,13 +220,15 @@ def _shown(name: str, of: MadeTables, table: Table, group: Runs) -> Shown:
 
 
 def tables_of_group(group: Runs, runs: Runs, against: str | None) -> dict[str, MadeTables]:
-    """The tables of a group by the name of their entry, the main one with all its footnotes."""
+    """The tables of a group by the name of their entry, with the footnotes on other protocols."""
     made = made_tables(group, against=against)
-    (main,) = made["main"].shown
     if against == PAPER:
-        main = with_paper(main, group)
-    main = replace(main, footnotes=(*main.footnotes, *methods_left_out(runs, group)))
-    made["main"].shown[:] = [main]
+        made["main"].shown[:] = [with_paper(table, group) for table in made["main"].shown]
+    left_out = methods_left_out(runs, group)
+    for name in ("leaderboard", "main"):
+        made[name].shown[:] = [
+            replace(table, footnotes=(*table.footnotes, *left_out)) for table in made[name].shown
+        ]
     return made
 
 
@@ -275,12 +280,15 @@ def _again(
 
 
 def _picture(figure: MadeFigure) -> Picture:
-    return Picture(figure.kind, figure.text, figure.paths[0].stem, _files(figure.paths[0]))
+    png = figure.paths[0]
+    caption = png.with_name(f"{png.stem}.txt")
+    text = caption.read_text("utf-8").strip() if caption.is_file() else f"{figure.text}."
+    return Picture(figure.kind, figure.text, text, png.stem, _files(png))
 
 
 def _files(png: Path) -> dict[str, str]:
     """The files of a figure by their ending, in base64."""
-    files = {ending: png.with_suffix(f".{ending}") for ending in ("png", "pdf", "svg")}
+    files = {ending: png.with_name(f"{png.stem}.{ending}") for ending in ("png", "pdf", "svg")}
     return {
         ending: base64.b64encode(file.read_bytes()).decode()
         for ending, file in files.items()

@@ -17,7 +17,7 @@ from ctta_bench.analysis.table.compared import (
     compared_with,
     uncertainty,
 )
-from ctta_bench.analysis.table.missing import listed
+from ctta_bench.analysis.table.missing import listed, missing_cells
 from ctta_bench.analysis.table.rows import (
     SOURCE,
     Row,
@@ -327,4 +327,4 @@ def _footnotes(
             "Memory is not recorded by runs on a CPU; `ctta-bench cost --out DIR` measures it, "
             "with the folder of these runs as DIR."
         )
-    return texts
+    return [*texts, *missing_cells(found)]

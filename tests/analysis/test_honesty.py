@@ -199,7 +199,7 @@ def test_runs_of_an_earlier_version_are_read_and_reported(tmp_path):
     assert values["tent", "error"].to_dict() == {"clean": 0, "dark": 90, "noise": 80}
     report = write_report(tmp_path)
     assert report.tables[0].frame.loc["tent", "mean"] == pytest.approx(170 / 3)
-    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv", ".txt"}
+    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".svg", ".csv", ".txt"}
 
 
 def test_every_stored_run_is_of_a_schema_that_is_read():

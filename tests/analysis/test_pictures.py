@@ -196,7 +196,7 @@ def test_the_page_has_classes_and_pictures(streets, runs_dir):
     report = write_report(runs_dir)
     page = report.page.read_text()
     assert "IoU by class in each of 2 domains" in page
-    assert '<figure class="pictures">' in page
+    assert '<figure class="pictures" id="figure-' in page
     assert '<th class="over" scope="colgroup" colspan="3">round 1</th>' in page
     names = {path.name.rsplit("-", 1)[-1] for path in (*report.table_files, *report.figure_files)}
     assert {"classes.csv", "fog.md", "night.tex", "fog.png", "night.pdf", "rounds.tex"} <= names

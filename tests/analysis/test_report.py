@@ -39,13 +39,15 @@ def own_report(write, runs_dir):
 def test_a_report_holds_page_tables_figures_and_results(report):
     assert report.page.parts[-2:] == ("report", "index.html")
     assert {path.suffix for path in report.table_files} == {".md", ".tex", ".csv", ".bib"}
-    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".csv", ".txt"}
+    assert {path.suffix for path in report.figure_files} == {".png", ".pdf", ".svg", ".csv", ".txt"}
     kinds = ["calibration", "cost", "domain", "leaderboard", "protocols", "seeds", "significance"]
     stems = {path.stem.rpartition("-")[2] for path in report.table_files}
     stems -= {"references", "appendix"}
     assert sorted(stems - {report.tables[0].name.rpartition("-")[2]}) == kinds
     assert len(report.table_files) == 8 * 4 + 1
     assert len(report.figure_files) == 2 * 4
+    assert len(report.table_files) == 8 * 3 + 1
+    assert len(report.figure_files) == 2 * 5
     assert list(pd.read_csv(report.results).columns) == RESULT_COLUMNS
     assert [table.frame.loc["tent", "gain"] for table in report.tables] == [20]
     assert [folder.name for folder, _ in report.left_out] == ["junk"]
@@ -239,7 +241,7 @@ def test_the_page_has_date_and_commands_to_make_it_again(cell, runs_dir):
     assert command in page
 
 
-def test_the_page_has_every_table_in_three_formats_and_figures_as_pdf(report):
+def test_the_page_has_every_table_in_three_formats_and_figures_as_vectors(report):
     page = report.page.read_text()
     held = re.findall(r'class="copies" data-name="([^"]*)">(.*?)</script>', page)
     files = {path.stem: path.read_text() for path in report.table_files if path.suffix == ".csv"}
@@ -251,5 +253,5 @@ def test_the_page_has_every_table_in_three_formats_and_figures_as_pdf(report):
     }
     held = dict(re.findall(r'class="file" data-name="([^"]*)">(.*?)</script>', page))
     for path in report.figure_files:
-        if path.suffix == ".pdf":
+        if path.suffix in (".pdf", ".svg"):
             assert base64.b64decode(held[path.name]) == path.read_bytes()
