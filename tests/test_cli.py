@@ -104,7 +104,13 @@ def test_help_fits_80_columns_and_has_no_types_of_flags(
 
 def test_help_groups_commands_and_options_and_has_the_exit_codes(invoke: Invoke) -> None:
     text = invoke("--help").stdout
-    for panel in ("Run", "Follow runs", "Results", "Methods, models and data", "Write a method"):
+    for panel in (
+        "Run",
+        "Follow runs",
+        "Results",
+        "Methods, models and data",
+        "Write a method or benchmark",
+    ):
         assert f" {panel} ─" in text
     words = " ".join(text.split())
     assert all(f"{code} {meaning}" in words for code, meaning in EXIT_CODES.items())

@@ -35,7 +35,7 @@ from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS, canonical
 from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
 from ctta_bench.run.engine import run_cell
-from ctta_bench.run.environment import chosen_device, usable_cores
+from ctta_bench.run.environment import chosen_device
 from ctta_bench.run.loggers import Logger
 from ctta_bench.run.options import RunOptions
 from ctta_bench.source_models.shared import Models
@@ -353,7 +353,8 @@ def evaluate_many(
         benchmarks: one, or a list of them, in the forms that `evaluate` takes.
         models: source models; None: the benchmark's own.
         seeds: seeds.
-        jobs: processes; more than one needs the CPU and a system with fork (Linux).
+        jobs: processes of one thread each; more than one needs the CPU and a system with fork
+            (Linux).
         out: a folder of runs, where an interrupted grid resumes; by default nothing stays on disk.
         progress: show a bar for each cell; by default in notebooks and terminals, with one job.
         settings: further arguments of `evaluate`, for all.
@@ -433,11 +434,11 @@ def _in_processes(tasks: Mapping[str, Callable[[], Result]], jobs: int) -> list[
         raise ConfigError(
             "jobs: several processes need a system with fork and no GPU; give jobs=1."
         )
-    threads = max(1, usable_cores() // jobs)
     _tasks[:] = tasks.values()
     try:
         context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+        # One thread each: OpenMP does not survive a fork.
+        with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
             return list(pool.map(_numbered, range(len(tasks))))
     finally:
         _tasks.clear()

@@ -147,6 +147,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         raise ConfigError(f"benchmark {benchmark!r} has no default model: choose one with --model.")
     request = request_with(request, model=model)
     built = benchmark_class(settings, request.data_root)
+    built.chosen_domains()  # a misspelt one fails before the model is read
     from ctta_bench.source_models.shared import Models
 
     models, options = models or Models(), model_options(request, built, method_class)
