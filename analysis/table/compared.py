@@ -128,6 +128,6 @@ def _same_images(row: Row) -> bool:
     """As recorded with the cells; for cells of 0.1.0, as their benchmark declares it."""
     cell = row.finished.iloc[0]
     recorded = cell["same_images"]
-    if isinstance(recorded, bool):
-        return recorded
+    if isinstance(recorded, bool | np.bool_):  # numpy's where every cell has it
+        return bool(recorded)
     return bool(BENCHMARKS.declared(str(cell["benchmark"]), "same_images", True))

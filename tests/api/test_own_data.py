@@ -307,3 +307,15 @@ def test_a_run_on_own_data_resumes_and_is_compared_but_never_with_other_data(
     changed[7, 0, 3, 3] ^= 1
     with pytest.raises(ConfigError, match=r"differ in benchmark or stream \(data: "):
         ctta_bench.compare(source, run("tent", changed, lr=0.01))
+
+
+def test_an_interval_counts_an_image_once_only_where_it_is_said_to_be_the_same() -> None:
+    halves = {}
+    for same in (True, False):
+        days = {"day": (IMAGES // 3, LABELS), "dusk": (IMAGES // 4, LABELS)}
+        benchmark = Benchmark.from_domains(days, same_images=same)
+        found = ctta_bench.evaluate("source", benchmark, model=toy.toy_vit())
+        board = ctta_bench.compare(found).to_frame()
+        halves[same] = found.interval.half_width
+        assert board.loc["source", "half_interval"] == pytest.approx(halves[same])
+    assert halves[False] < halves[True]  # alike errors in both domains are no further evidence
