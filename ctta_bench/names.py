@@ -268,6 +268,7 @@ RENAMED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 # By argument: old value, new value.
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "Setting argument": {"walk": "severity_schedule"},
+    "load_benchmark argument": {"name": "benchmark"},
     "Method.exempt": _RENAMED_CHECKS,
     "Setting.join": {
         "chain": "concatenate",

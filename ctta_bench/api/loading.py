@@ -19,6 +19,7 @@ from ctta_bench.model.preprocessing import (
     recorded_preprocessing,
 )
 from ctta_bench.model.source_model import UNKNOWN_SIZE
+from ctta_bench.names import renamed_value
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import Benchmark
@@ -161,7 +162,9 @@ def _check_output(model: SourceModel) -> None:
         )
 
 
-def load_benchmark(benchmark: Any, *, root: Path | str | None = None, **settings: Any) -> Benchmark:
+def load_benchmark(
+    benchmark: Any = None, *, root: Path | str | None = None, **settings: Any
+) -> Benchmark:
     """Build a benchmark by its name, or from your own data.
 
         load_benchmark("imagenet_c", root="/data", batch_size=64)
@@ -182,6 +185,9 @@ def load_benchmark(benchmark: Any, *, root: Path | str | None = None, **settings
     Raises ConfigError for an unknown name, setting or domain, or a value that is out of range, and
     DataError, with what is taken, for anything else.
     """
+    if benchmark is None and "name" in settings:
+        renamed_value("load_benchmark argument", "name")
+        benchmark = settings.pop("name")
     if isinstance(benchmark, Benchmark):
         return _with(benchmark, settings) if settings else benchmark
     if isinstance(benchmark, Path):

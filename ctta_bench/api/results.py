@@ -19,6 +19,7 @@ from ctta_bench.record.read import read_cell
 from ctta_bench.record.schema import (
     BATCHES_FILE,
     CELL_FILE,
+    ENVIRONMENT_FILE,
     OWNER_FILES,
     PREDICTIONS_FILE,
     RESULT_FILE,
@@ -52,8 +53,9 @@ class Result:
         print(result.summary())         # with 95 % intervals
         result.save("runs/mine")        # a run folder, which `ctta-bench report` reads
 
-    `record` has the keys of result.json, `cell` those of cell.yaml; `scores` has arrays over the
-    images of the stream; `files` are those of the run folder.
+    `record` has the keys of result.json, and `notes` and `plugins` of the run; `cell` has those of
+    cell.yaml; `scores` has arrays over the images of the stream; `files` are those of the run
+    folder.
     """
 
     record: ResultRecord
@@ -89,6 +91,9 @@ class Result:
             if file.is_file() and file.name not in _NOT_KEPT and not file.name.startswith(".")
         }
         cell, record = read_cell(path), json.loads(files[RESULT_FILE])
+        environment = json.loads(files.get(ENVIRONMENT_FILE, b"{}"))
+        record |= {"notes": list(cell.get("notes") or ())}
+        record |= {"plugins": list(environment.get("plugins") or ())}
         metric = _metric(cell)
         classes = record.get("classes") or ()
         scorer = metric.scorer(len(classes) or 1, tuple(classes))

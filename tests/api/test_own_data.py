@@ -319,3 +319,8 @@ def test_an_interval_counts_an_image_once_only_where_it_is_said_to_be_the_same()
         halves[same] = found.interval.half_width
         assert board.loc["source", "half_interval"] == pytest.approx(halves[same])
     assert halves[False] < halves[True]  # alike errors in both domains are no further evidence
+
+
+def test_the_argument_of_the_last_release_is_read_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="'name' is called 'benchmark'"):
+        assert ctta_bench.load_benchmark(name="toy").name == "toy"

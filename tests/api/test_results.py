@@ -171,7 +171,7 @@ def test_a_model_near_chance_is_refused_or_accepted_with_a_note() -> None:
     with pytest.raises(DataError, match=r"near chance .* accept"):
         ctta_bench.evaluate("source", benchmark, model=toy.toy_vit())
     found = ctta_bench.evaluate("source", benchmark, model=toy.toy_vit(), near_chance="accept")
-    assert any("near chance" in note for note in found.cell["notes"])
+    assert any("near chance" in note for note in found.record["notes"])
     assert "was accepted" in found.summary()
 
 
