@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from ctta_bench.errors import ConfigError
 
 T = TypeVar("T")
+FAMILIES = "ctta_bench.parts.families."  # modules with bases of methods
 ENTRY_POINT_GROUP = "ctta_bench.plugins"
 
 
@@ -37,13 +38,14 @@ class Entry:
     """An entry as read from source text: its name, module, and first line of documentation.
 
     `attributes` are literals: class attributes (`source_access`, `paper`, ...) and the keyword
-    arguments of the decorator (`place=20`).
+    arguments of the decorator (`place=20`). `defaults` are those of a method's hyper-parameters.
     """
 
     name: str
     module: str
     description: str
     attributes: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 def canonical(name: str) -> str:
@@ -262,8 +264,33 @@ def scan(file: Path, module: str, variable: str) -> dict[str, Entry]:
         for name, facts in registered(node, variable):
             doc = ast.get_docstring(node) or ast.get_docstring(tree) or ""
             name = canonical(name)
-            found[name] = Entry(name, module, doc.partition("\n")[0], _literals(node) | facts)
+            literals = _inherited(node, tree, file) | _literals(node)
+            found[name] = Entry(
+                name, module, doc.partition("\n")[0], literals | facts, _defaults(node)
+            )
     return found
+
+
+def _inherited(
+    node: ast.ClassDef | ast.FunctionDef, tree: ast.Module, file: Path
+) -> dict[str, Any]:
+    """The literals of a class's first base, if it is one of `parts.families`."""
+    base = node.bases[0] if isinstance(node, ast.ClassDef) and node.bases else None
+    for line in tree.body:
+        match line:
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith(FAMILIES):
+                if isinstance(base, ast.Name) and base.id in {each.name for each in names}:
+                    home = Path(__file__).parent.joinpath(*module.split(".")[1:])
+                    return _literals_in(home.with_suffix(".py"), base.id)
+    return {}
+
+
+@functools.cache
+def _literals_in(file: Path, name: str) -> dict[str, Any]:
+    """The literals of a class in a file."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    classes = (each for each in tree.body if isinstance(each, ast.ClassDef))
+    return next((_literals(each) for each in classes if each.name == name), {})
 
 
 def registered(
@@ -296,11 +323,28 @@ def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
     return values
 
 
+def _defaults(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    """The defaults of hyper-parameters, `name: type = Field(DEFAULT, ...)`, that are literals."""
+    inner = [each for each in node.body if isinstance(each, ast.ClassDef)]
+    fields = next((each.body for each in inner if each.name == "Hyperparameters"), [])
+    values = {}
+    for item in fields:
+        match item:
+            case ast.AnnAssign(
+                target=ast.Name(id=key),
+                value=ast.Call(func=ast.Name(id="Field"), args=[ast.Constant(value=default)]),
+            ):
+                values[key] = default
+    return values
+
+
 def _literal(value: ast.expr) -> Any:
-    """The value of a literal, or of `frozenset` of one."""
+    """The value of a literal, a union of literal sets, or `frozenset` of one."""
     match value:
         case ast.Call(func=ast.Name(id="frozenset"), args=[items], keywords=[]):
-            return frozenset(ast.literal_eval(items))
+            return frozenset(_literal(items))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _literal(left) | _literal(right)
     return ast.literal_eval(value)
 
 

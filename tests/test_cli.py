@@ -208,7 +208,8 @@ def test_a_failing_cell_does_not_stop_the_others(invoke: Invoke, tmp_path: Path)
 def test_a_dry_run_lists_the_cells_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     few = ("--seeds", "0", "--benchmark", "toy", "--set", "benchmark.examples=8")
     result = invoke("grid", "quickstart", "--dry-run", *few, *PLUGIN)
-    assert len(result.stdout.split()) == 9  # five methods on the ViT, four on the CNN
+    # After a line of headings, five methods on the ViT and four on the CNN.
+    assert len(result.stdout.splitlines()) == 1 + 9
     assert not list(tmp_path.iterdir())
 
 

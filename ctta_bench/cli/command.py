@@ -82,6 +82,17 @@ Plugin = Annotated[
         help="Python file or module that registers methods, benchmarks or models; repeatable.",
     ),
 ]
+Throughput = Annotated[
+    list[Path] | None,
+    option(
+        "--throughput",
+        panel=HOW,
+        metavar="FILE",
+        unset="earlier runs",
+        help="Expect the hours and the memory that `ctta-bench cost` measured: its cost-….json, "
+        "of the GPU that will be used; repeatable, one for each model.",
+    ),
+]
 Format = Annotated[
     str,
     option(

@@ -16,6 +16,7 @@ from ctta_bench.cli.command import (
     OptionsOf,
     Plugin,
     Quiet,
+    Throughput,
     command,
     follow_up,
     load_plugins,
@@ -24,6 +25,7 @@ from ctta_bench.cli.command import (
     printer,
 )
 from ctta_bench.cli.completion import benchmarks, completion, experiments, one_of
+from ctta_bench.cli.listing import print_table
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.config.options import HOW, OUTPUT, WHAT
 from ctta_bench.errors import ConfigError
@@ -124,8 +126,14 @@ class GridOptions:
     ] = False
     dry_run: Annotated[
         bool,
-        option("--dry-run", panel=HOW, help="List cells, jobs and expected hours; run nothing."),
+        option(
+            "--dry-run",
+            panel=HOW,
+            help="List cells, jobs, passes, expected hours, memory and disk; run nothing. Needs "
+            "neither weights nor data.",
+        ),
     ] = False
+    throughput: Throughput = None
     force: Force = False
     quiet: Quiet = False
 
@@ -160,6 +168,8 @@ def grid(
     Example: `ctta-bench grid quickstart --seeds 0,1,2`
     """
     executor = options.chosen_executor()
+    if options.throughput and not options.dry_run:
+        raise ConfigError("--throughput is for --dry-run.")
     if options.retry not in (None, "failed"):
         raise ConfigError(f"--retry {options.retry!r}: choose failed.")
     from ctta_bench.config.experiment import expand_checked, load_experiment, problems_error
@@ -179,7 +189,7 @@ def grid(
         chosen_device(options.device)  # a device that is missing is refused before any work
     from ctta_bench.source_models.shared import Models
 
-    models = Models(several=True)
+    models = Models(several=True, planning=options.dry_run)
     cells, problems = expand_checked(
         described,
         benchmarks=tuple(options.benchmark or ()),
@@ -198,7 +208,9 @@ def grid(
     if problems or (missing and not options.dry_run):
         raise problems_error(described, problems + missing)
     if options.dry_run:
-        _print_plan(steps, directory, profile, missing)
+        _print_plan(steps, directory, profile, options.throughput or [], models)
+        for problem in (*models.missing, *missing):
+            print_error(problem, "missing")
         return
     chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
     launch = Options(
@@ -242,12 +254,27 @@ def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | No
 
 
 def _print_plan(
-    steps: "Sequence[Step]", directory: Path, profile: "Profile | None", missing: Sequence[str]
+    steps: "Sequence[Step]",
+    directory: Path,
+    profile: "Profile | None",
+    throughput: Sequence[Path],
+    models: "Models",
 ) -> None:
-    from ctta_bench.measuring.estimate import estimate
+    from ctta_bench.measuring.estimate import earlier_runs, estimate, read_throughput
+    from ctta_bench.measuring.plan import disk_bytes, labels, memory_text, passes, size_text, totals
+    from ctta_bench.source_models.shared import UNKNOWN
 
-    for step in steps:
-        typer.echo(step.id)
+    speeds = read_throughput(throughput) if throughput else earlier_runs(directory)
+    records = [step.record for step in steps]
+    rows = [
+        [
+            name,
+            "–" if (count := passes(r)) is None else f"{count / 1e6:.3g}",
+            "–" if (seconds := speeds.seconds(r)) is None else f"{seconds / 3600:.2g}",
+            "–" if r["model"]["sha256"] == UNKNOWN else r["id"],
+        ]
+        for name, r in zip(labels(records), records, strict=True)
+    ]
     console = Console(stderr=True)
     facts = [_count(steps)]
     left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
@@ -262,11 +289,15 @@ def _print_plan(
         waves = [wave_of(ordered[start]) for start, _ in packs]
         count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
         facts.append(f"jobs: {len(packs)}, arrays: {count}")
+    print_table(["cell", "passes (M)", "hours", "folder"], rows)
     if left:
-        facts.append(str(estimate([step.record for step in left], directory)))
+        records = [step.record for step in left]
+        kept = [step.cell.request.keep_models for step in left]
+        size = disk_bytes(records, kept, models.parameters)
+        facts += [*totals(records), str(estimate(records, speeds))]
+        facts += [memory_text(records, speeds, models.parameters)]
+        facts += [f"disk: {size_text(size)} of results (of data: `ctta-bench data list`)"]
     console.print("; ".join(facts), highlight=False, soft_wrap=True)
-    for problem in missing:
-        print_error(problem, "missing")
 
 
 def _count(steps: "Sequence[Step]") -> str:

@@ -12,6 +12,7 @@ from ctta_bench.api.discover import Row, entry_rows
 from ctta_bench.cli.command import (
     Format,
     Plugin,
+    Throughput,
     check_format,
     command,
     load_plugins,
@@ -23,8 +24,8 @@ from ctta_bench.errors import ConfigError, did_you_mean
 
 RUNS = Path("runs")
 HOW_COST_IS_COUNTED = (
-    "passes: images x (forward + backward) in millions, as methods declare them, without warm-ups; "
-    f"time: on one worker, by earlier runs of method, benchmark and model in {RUNS}/."
+    "passes: images x (forward + backward) in millions, as methods declare them, of cells + of "
+    f"warm-ups; time: of cells on one worker, by earlier runs in {RUNS}/, or as --throughput says."
 )
 HOW_TO_GET_EXTRAS = "[seg]: needs mmsegmentation; pip install 'ctta-bench[seg]'."
 
@@ -87,6 +88,7 @@ def list_entries(
         ),
     ],
     plugin: Plugin = None,
+    throughput: Throughput = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Hyper-parameters and presets of methods.")
     ] = False,
@@ -107,6 +109,8 @@ def list_entries(
     """
     as_json = check_format(format)
     load_plugins(plugin)
+    if throughput and what != "experiments":
+        raise ConfigError(f"list {what}: --throughput goes with experiments only.")
     if model is not None:
         if what != "methods":
             raise ConfigError(f"list {what} --model {model}: --model goes with methods only.")
@@ -114,7 +118,7 @@ def list_entries(
     if what not in TERMINAL:
         hint = did_you_mean(what, TERMINAL)
         raise ConfigError(f"list {what!r}: choose one of {', '.join(TERMINAL)}{hint or '.'}")
-    rows = rows_of(what)
+    rows = rows_of(what, throughput or ())
     described = {}
     if verbose and what == "methods":
         from ctta_bench.config.presets import describe
@@ -150,15 +154,25 @@ def print_fields(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         typer.echo("\t".join(" ".join(str(field).split()) for field in fields))
 
 
-def rows_of(what: str) -> list[Row]:
+def print_table(names: list[str], rows: list[list[str]]) -> None:
+    """A list in a terminal; in a pipe `print_fields`."""
+    if not sys.stdout.isatty():
+        return print_fields(names, rows)
+    from ctta_bench.cli.console import list_table
+
+    printer().print(list_table(names, rows))
+
+
+def rows_of(what: str, throughput: Sequence[Path] = ()) -> list[Row]:
     """The entries of a list as plain values, experiments with their cost."""
     if what != "experiments":
         return entry_rows(what)
     from ctta_bench.config.experiment import experiment_files, load_experiment
+    from ctta_bench.measuring.estimate import read_throughput
     from ctta_bench.measuring.estimate import rows as experiment_rows
 
     found = {name: load_experiment(name) for name in experiment_files()}
-    return list(experiment_rows(found, RUNS))
+    return list(experiment_rows(found, RUNS, read_throughput(throughput) if throughput else None))
 
 
 def _with_paper(row: Row) -> str:

@@ -12,12 +12,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from platformdirs import user_cache_path
 from torch import nn
 
 from ctta_bench.errors import ConfigError, DataError
 from ctta_bench.model import SourceModel
-from ctta_bench.model.preprocessing import Regime, recorded_cfg, recorded_preprocessing
+from ctta_bench.model.preprocessing import (
+    Preprocessing,
+    Regime,
+    recorded_cfg,
+    recorded_preprocessing,
+)
 from ctta_bench.registry import MODELS, canonical
 from ctta_bench.source_models import hub
 from ctta_bench.source_models.weights import SUFFIXES, check_finite, load_weights, recorded_beside
@@ -60,14 +66,10 @@ def load_source_model(
     if file is not None:
         note = load_weights(network, file)
         network.pretrained_cfg = recorded_cfg(network) | recorded_beside(file)  # type: ignore[assignment]
+    elif absent := missing_weights(name, network, root):
+        raise DataError(absent)
     elif name.startswith(TIMM):
-        network = _from_hub(name, network, root)
-    elif recorded_cfg(network).get(ORIGIN):
-        raise DataError(
-            f"model {name!r} needs its weights ({recorded_cfg(network)[ORIGIN]}): put them at "
-            f"{stored_file(name, root)} (or .pth), give --weights FILE, or train the model with "
-            "`ctta-bench train-source`."
-        )
+        network = _from_hub(name, network)
     if input_size is not None:
         resize_input(network, input_size, name)
     size = input_size or None
@@ -87,6 +89,56 @@ def load_source_model(
         )
     _check_classes(model, num_classes)
     return model
+
+
+def missing_weights(name: str, network: nn.Module, root: Path | None) -> str:
+    """Why a model without a file of its own has no weights, and what to do; "" if it has them."""
+    if name.startswith(TIMM):
+        if hub.cached(network) is not None:
+            return ""
+        return (
+            f"model {name!r} needs its weights, which are only downloaded on request: use "
+            f"`ctta-bench models download {name}`, give --weights FILE, or put them at "
+            f"{stored_file(name, root)}."
+        )
+    if not (origin := recorded_cfg(network).get(ORIGIN)):
+        return ""
+    return (
+        f"model {name!r} needs its weights ({origin}): put them at {stored_file(name, root)} (or "
+        ".pth), give --weights FILE, or train the model with `ctta-bench train-source`."
+    )
+
+
+def sketch(
+    name: str,
+    *,
+    preprocessing: Regime = "true",
+    input_size: tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    root: Path | None = None,
+    **_: Any,
+) -> tuple[str, int, Preprocessing] | None:
+    """For plans: why a model has no weights here, its parameters, and its pre-processing.
+
+    None if the weights are here. The network is built without values, if it can be. Without the
+    packages that it needs, its parameters are 0. Raises ConfigError.
+    """
+    if stored_weights(name, root) is not None:
+        return None
+    try:
+        with torch.device("meta"):
+            network = build(name, num_classes)
+    except (RuntimeError, NotImplementedError):  # it computes with values
+        network = build(name, num_classes)
+    except ConfigError as error:
+        if not MODELS.declared(canonical(name), "extra", ""):
+            raise
+        return str(error), 0, Preprocessing(preprocessing, size=input_size)
+    own = not name.startswith(TIMM) and recorded_cfg(network).get("file")
+    if own or not (absent := missing_weights(name, network, root)):
+        return None
+    count = sum(parameter.numel() for parameter in network.parameters())
+    return absent, count, recorded_preprocessing(network, preprocessing, input_size)
 
 
 def build(name: str, num_classes: int | None = None) -> nn.Module:
@@ -151,17 +203,12 @@ def stored_file(name: str, root: Path | None = None, suffix: str = ".safetensors
     return folder / "models" / f"{stem}{suffix}"
 
 
-def _from_hub(name: str, network: nn.Module, root: Path | None) -> nn.Module:
+def _from_hub(name: str, network: nn.Module) -> nn.Module:
     """The network with weights from the hub's cache, loaded strictly by timm."""
     import timm
 
     cached = hub.cached(network)
-    if cached is None:
-        raise DataError(
-            f"model {name!r} needs its weights, which are only downloaded on request: use "
-            f"`ctta-bench models download {name}`, give --weights FILE, or put them at "
-            f"{stored_file(name, root)}."
-        )
+    assert cached is not None  # `missing_weights` has looked
     overlay = {"file": str(cached), "custom_load": False}
     try:
         loaded: Any = timm.create_model(

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.model import PassCounts, SourceModel
-from ctta_bench.source_models.pretrained import load_source_model, stored_weights
+from ctta_bench.source_models.pretrained import load_source_model, sketch, stored_weights
 from ctta_bench.source_models.weight_sets import located
 from ctta_bench.source_models.weights import weight_file
 
 Key = tuple[Any, ...]
+UNKNOWN = "unknown"  # the fingerprint of weights that are not on this machine
 
 
 class Models:
@@ -18,11 +19,14 @@ class Models:
     A process uses one object: it fingerprints the model of a cell and provides copies for the cell,
     its warm-up and the following cells. Only the last model is held in memory, so cells with the
     same model should follow each other. several: whether more cells follow; if not, `release` drops
-    the model.
+    the model. planning: a model without weights on this machine has `UNKNOWN` for its fingerprint;
+    `missing` says so, a sentence for each, and `parameters` has the number of its parameters.
     """
 
-    def __init__(self, *, several: bool = False) -> None:
-        self.several = several
+    def __init__(self, *, several: bool = False, planning: bool = False) -> None:
+        self.several, self.planning = several, planning
+        self.missing: dict[str, None] = {}
+        self.parameters: dict[str, int] = {}
         self._cached: tuple[Key, SourceModel] | None = None
         self._facts: dict[Key, tuple[str, dict[str, Any]]] = {}
         self._notes: dict[Key, str] = {}
@@ -44,10 +48,18 @@ class Models:
     def facts(self, name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """SHA-256 of the model's weights, and its pre-processing; cached for every model."""
         key = _key(name, options)
-        if key not in self._facts:
+        if key in self._facts:
+            return self._facts[key]
+        sketched = sketch(name, **options) if self.planning and not options["weights"] else None
+        if sketched is None:
             model = self._read(key, name, options)
+            self.parameters[name] = model.source_parameters
             self._facts[key] = model.sha256(), model.preprocessing.record()
             self._notes[key] = model.weights_note
+        else:
+            absent, self.parameters[name], preprocessing = sketched
+            self.missing[absent] = None
+            self._facts[key], self._notes[key] = (UNKNOWN, preprocessing.record()), ""
         return self._facts[key]
 
     def note(self, name: str, options: dict[str, Any]) -> str:

@@ -73,7 +73,9 @@ def test_a_dry_run_reports_what_is_missing_in_addition_to_the_cells(tmp_path: Pa
     file.write_text("methods: [tent]\nbenchmarks: [cifar10_c]\nmodels: [fashion_vit]\n")
     result = call("grid", file, "--root", tmp_path / "data", "--dry-run")
     assert result.exit_code == 0
-    assert result.stdout.startswith("tent-cifar10_c-fashion_vit-seed0-")
+    assert result.stdout.splitlines()[1].startswith(
+        "tent\t0.3\t–\ttent-cifar10_c-fashion_vit-seed0-"
+    )
     assert "missing: cifar10_c: no folder" in result.stderr
 
 
