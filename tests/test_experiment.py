@@ -11,6 +11,7 @@ from ctta_bench.config.experiment import (
     expand,
     experiment_files,
     load_experiment,
+    requested,
 )
 from ctta_bench.errors import ConfigError
 
@@ -96,11 +97,57 @@ def test_an_experiment_of_the_package_can_be_pointed_at_the_embedded_benchmark(n
 def test_the_main_tables_on_the_embedded_benchmark_are_cells_of_its_own_experiment():
     """As docs/results/paid.md states, without a second table of them."""
     options = {"benchmarks": ("fashion_c",), "preset": "default"}
-    stream = {"seeds": (0,), "overrides": {"benchmark.examples": 100}}
-    asked = {c.id for c in expand(load_experiment("paper/main_imagenet_c"), **options, **stream)}
+    stream = {"benchmark.examples": 100, "benchmark.batch_size": 50}
+    here = options | {"seeds": (0,), "overrides": stream, "preprocessing": "true"}
+    asked = {c.id for c in expand(load_experiment("paper/main_imagenet_c"), **here)}
     assert asked < {c.id for c in expand(load_experiment("embedded"), seeds=(0,))}
     components = {c.id for c in expand(load_experiment("paper/component"), **options)}
     assert {c.id for c in expand(load_experiment("paper/settings"), **options)} < components
+
+
+def test_cells_that_an_option_makes_equal_are_run_once(tmp_path):
+    swept = "{name: source, sweep: {benchmark.batch_size: [4, 50]}}"
+    described = write(
+        tmp_path, f"methods: [{swept}]\nbenchmarks: [fashion_c]\npreprocessing: [lineage]\n"
+    )
+    assert len(expand(described)) == 2
+    (cell,) = expand(described, overrides={"benchmark.batch_size": 9}, preprocessing="true")
+    assert (cell.settings.batch_size, cell.request.preprocessing) == (9, "true")
+
+
+def test_a_choice_of_the_suite_is_a_note_of_the_cell_but_not_of_another_preset(tmp_path):
+    described = write(
+        tmp_path, "methods: [{name: tent, not_in_paper: the rate}]\nbenchmarks: [fashion_c]\n"
+    )
+    (cell,) = expand(described)
+    assert cell.notes == ("not in the paper, a choice of this suite: the rate",)
+    (other,) = expand(described, preset="default")
+    assert (other.id, other.notes) == (cell.id, ())
+
+
+def test_an_experiment_of_the_package_is_a_base_by_its_name(tmp_path):
+    described = write(tmp_path, "_base_: paper/rank\nname: mine\nseeds: [3]\n")
+    assert described == load_experiment("paper/rank").model_copy(
+        update={"name": "mine", "seeds": (3,)}
+    )
+    with pytest.raises(ConfigError, match="_base_: 'paper/rnak' is no experiment of the package"):
+        write(tmp_path, "_base_: paper/rnak\n")
+
+
+def test_the_paper_s_tables_are_run_as_the_published_rows_were():
+    for name in ("main_imagenet_c", "main_cifar10_c", "main_cifar100_c"):
+        wanted = requested(load_experiment(f"paper/{name}"))
+        assert {values["preprocessing"] for values in wanted} == {"lineage"}
+        sizes = {(v["method"], v["set"].get("benchmark.batch_size", 64)) for v in wanted}
+        # Without Source at its batch size, a row would have no gain.
+        assert {("source", size) for _, size in sizes} <= sizes
+        fair = requested(load_experiment(f"controls/fair_{name[5:]}"))
+        assert {v["method"] for v in fair} == {v["method"] for v in wanted}
+        assert {(v["preprocessing"], str(v["set"])) for v in fair} == {("true", "{}")}
+    assert ("vida", 40) in {
+        (v["method"], v["set"].get("benchmark.batch_size"))
+        for v in requested(load_experiment("paper/main_cifar10_c"))
+    }
 
 
 def test_a_preset_replaces_those_of_the_file(tmp_path):

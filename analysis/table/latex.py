@@ -44,6 +44,7 @@ _ESCAPED = {
     "→": r"$\rightarrow$",
     "|": r"$|$",
     "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
     "–": "--",
 }
 

@@ -196,7 +196,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _source_data(found),
             _corruptions(runs.cells),
             _tuned(found),
-            _chosen(found),
+            chosen(found),
             _counted(found, "skipped_updates", "Updates skipped because the loss was not finite"),
             _counted(found, "resets", "Resets to the source model by the method itself"),
             _versions(runs.cells, found),
@@ -330,11 +330,15 @@ def _tuned(found: Sequence[Row]) -> Iterator[str]:
         yield f"Tuned, hyper-parameters chosen on hold-out domains ({how}): {listed(labels)}."
 
 
-def _chosen(found: Sequence[Row]) -> Iterator[str]:
-    """The notes in the records of cells, e.g. that a preset was made for another model."""
+def chosen(found: Sequence[Row], start: str = "") -> Iterator[str]:
+    """The notes in the records of cells that begin with `start`, each with its rows.
+
+    For example, that a preset was made for another model.
+    """
     users: dict[str, list[str]] = {}
     for row in found:
-        for note in dict.fromkeys(note for notes in row.cells["notes"] for note in notes):
+        notes = (note for notes in row.cells["notes"] for note in notes if note.startswith(start))
+        for note in dict.fromkeys(notes):
             users.setdefault(note, []).append(row.label)
     for note, labels in users.items():
         yield f"{listed(labels)}: {note}."

@@ -12,6 +12,8 @@ import pandas as pd
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.analysis.table.table import CHOSEN
+from ctta_bench.record.schema import NOT_IN_PAPER
 from ctta_bench.registry import METHODS, domain_display_names
 from ctta_bench.scoring.metric import EQUAL_DECIMALS, Metric
 
@@ -169,13 +171,14 @@ def row_names(cells: pd.DataFrame) -> tuple["pd.Series[str]", dict[str, str]]:
     counts = Counter(keys)
     displays = {method: METHODS.display_name(method) for method in set(methods)}
     names, labels = [], {}
-    for key, cell in zip(keys, cells["cell"], strict=True):
+    for key, cell, notes in zip(keys, cells["cell"], cells["notes"], strict=True):
         method, _, _, (start, preset, text) = key
         same = str(cell)[-_ID_LENGTH:] if counts[key] > 1 else ""
         forms = ((" ({})", start), (" ({})", preset), (" {}", text), (" [{}]", same))
         names.append(method + "".join(form.format(part) for form, part in forms if part))
         inside = ", ".join(part for _, part in forms if part)
-        labels[names[-1]] = displays[method] + (f" ({inside})" if inside else "")
+        mark = CHOSEN * any(note.startswith(NOT_IN_PAPER) for note in notes)
+        labels[names[-1]] = displays[method] + mark + (f" ({inside})" if inside else "")
     shown = Counter(labels.values())
     unique = {n: label if shown[label] == 1 else f"{label} [{n}]" for n, label in labels.items()}
     return pd.Series(names, cells.index, dtype=object), unique

@@ -18,6 +18,7 @@ from ctta_bench.scoring.metric import EQUAL_DECIMALS, printed
 MISSING = "–"
 EMPTY = "n/a"  # nothing to score
 DAGGER = "†"
+CHOSEN = "‡"  # after the label of a row with a value that the remade paper does not give
 REFERENCES_FILE = "references.bib"
 MOST_TIES = 3  # more equal values are not marked as best
 

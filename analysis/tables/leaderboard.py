@@ -38,6 +38,7 @@ from ctta_bench.analysis.table.table import (
 )
 from ctta_bench.analysis.tables.main import seeds_text, seeds_vary
 from ctta_bench.analysis.tables.measured_cost import find_records
+from ctta_bench.record.schema import NOT_IN_PAPER
 from ctta_bench.registry import TABLES
 from ctta_bench.scoring.metric import Metric, printed
 
@@ -327,4 +328,4 @@ def _footnotes(
             "Memory is not recorded by runs on a CPU; `ctta-bench cost --out DIR` measures it, "
             "with the folder of these runs as DIR."
         )
-    return [*texts, *missing_cells(found)]
+    return [*texts, *notes.chosen(found, NOT_IN_PAPER), *missing_cells(found)]

@@ -17,6 +17,7 @@ from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
 from ctta_bench.record.schema import (
+    NOT_IN_PAPER,
     SCHEMA_VERSION,
     WARM_UP,
     BenchmarkRecord,
@@ -154,13 +155,14 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
     note = preset_note(method, request.preset, benchmark, model, benchmark_class.default_model)
     # A method without hyper-parameters needs no note about its preset.
     of_preset = note if method_class.Hyperparameters.model_fields else ""
+    chosen = request.not_in_paper and f"{NOT_IN_PAPER}: {request.not_in_paper}"
     return resolved_cell(
         request,
         method_class,
         hyperparameters,
         built,
         models.facts(model, options),
-        notes=(of_preset, models.note(model, options)),
+        notes=(of_preset, models.note(model, options), chosen),
         tuned=search_behind(
             method, hyperparameters.model_dump(mode="json"), request.preset, benchmark, model
         ),

@@ -65,6 +65,8 @@ def expand_checked(
     requests, idle = _chosen(experiment, benchmarks, seeds)
     by_method = _overrides_by_method(overrides or {}, [values for _, values in requests])
     for place, values in requests:
+        if benchmarks or "preset" in given:
+            values.pop("not_in_paper", None)
         values |= given | {"set": values["set"] | by_method[values["method"]]}
         try:
             values = _onto_shift(values) if "shift" in values else values
@@ -73,6 +75,8 @@ def expand_checked(
             problems.setdefault(str(error), []).append(place)
             continue
         if cell.id in cells:
+            if given or overrides:  # cells of the file that differ in what they replace
+                continue
             problems.setdefault(f"repeats the cell {cell.id}; remove one of the two.", []).append(
                 place
             )
@@ -222,6 +226,7 @@ def _requests(
                             | {
                                 "method": entry.name,
                                 "preset": entry.preset,
+                                "not_in_paper": entry.not_in_paper,
                                 "benchmark": benchmark,
                                 "model": model,
                                 "seed": seed,

@@ -31,6 +31,10 @@ class MethodEntry(BaseModel):
     benchmarks: tuple[str, ...] = Field(
         (), description="benchmarks for this method, instead of the file's"
     )
+    not_in_paper: str = Field(
+        "",
+        description="what was chosen because the paper of `remakes` is silent; tables mark the row",
+    )
     semantic_shift: bool = Field(
         False,
         description="run on a task with other classes, which each benchmark declares, with the "

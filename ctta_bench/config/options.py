@@ -113,8 +113,9 @@ class CellOptions:
             "normalisation of images; true: the checkpoint's own; lineage: none, raw [0, 1], as in "
             "earlier papers",
             panel=MODEL,
-            places=("run", "file", "set"),
+            unset="true; grid: those of the file",
             lists=True,
+            places=("run", "grid", "file", "set"),
             read=_regime,
         ),
     ] = "true"

@@ -18,6 +18,7 @@ class CellRequest(CellOptions, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     experiment: str = "runs"
+    not_in_paper: str = ""  # what was chosen because the paper that is remade is silent
 
 
 def recorded_options(request: CellRequest, when: Literal["always", "changed"]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ctta_bench.errors import ConfigError
 
 
 def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping, merged over its `_base_` files (paths relative to the file).
+    """A YAML mapping over its `_base_` files: paths relative to it, or names of experiments.
 
     Raises ConfigError for a file that is missing, unreadable, larger than 1 MB or invalid, and for
     one that includes itself.
@@ -31,8 +32,21 @@ def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     bases = values.pop("_base_", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        merged = merge(merged, read_yaml(file.parent / base, seen=(*seen, file)))
+        merged = merge(merged, read_yaml(_base_file(file, base), seen=(*seen, file)))
     return merge(merged, values)
+
+
+def _base_file(file: Path, base: str) -> Path:
+    """The file of a `_base_`: a path relative to `file`, or an experiment of the package."""
+    if Path(base).suffix in (".yaml", ".yml"):
+        return file.parent / base
+    found = Path(str(resources.files("ctta_bench.experiments"))) / f"{base}.yaml"
+    if not found.is_file():
+        raise ConfigError(
+            f"{file}: _base_: {base!r} is no experiment of the package (`ctta-bench list "
+            "experiments`); for a file, write its ending .yaml as well."
+        )
+    return found
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -102,7 +116,7 @@ def line_of(file: Path, keys: Sequence[str | int]) -> tuple[Path, int] | None:
     base = _inner(node, "_base_")
     values = [] if base is None else getattr(base[1], "value", [])
     names = [values] if isinstance(values, str) else [each.value for each in values]
-    places = (line_of((file.parent / name).resolve(), keys) for name in reversed(names))
+    places = (line_of(_base_file(file, name).resolve(), keys) for name in reversed(names))
     return next((place for place in places if place is not None), None)
 
 

@@ -49,6 +49,7 @@ COST_SCHEMA_VERSION = 1
 
 WARM_UP = "warm-up"  # the `kind` in the record of a warm-up
 NAMES = ("id", "experiment")  # keys of a CellRecord that only name it
+NOT_IN_PAPER = "not in the paper, a choice of this suite"  # start of a note of a cell
 ADDED = ("num_batches", "notes", "norm_statistics", "tuned")  # keys that the run itself adds
 # Keys of env.json: what is behind a result, recorded and compared, but not in its identity.
 PLUGIN_FILES = "plugin_files"  # the SHA-256 of each file of the loaded plug-ins
