@@ -89,9 +89,14 @@ class Canvas:
         return (count, 1) if self.columns == 1 else (1, count)
 
     def below(self, figure: Figure, text: str) -> None:
-        """The label of a horizontal axis, below the whole figure, because axes can be narrow."""
+        """The label of a horizontal axis, below the whole figure, because axes can be narrow.
+
+        Each line but the first makes the figure higher, so that the axes keep their size.
+        """
         letters = round(self.pick(LETTERS_ON_SCREEN, LETTERS_PER_INCH) * figure.get_figwidth())
         lines = textwrap.fill(text, letters, break_on_hyphens=False)
+        higher = lines.count("\n") * self.pick(_LINE_ON_SCREEN, _LINE)
+        figure.set_figheight(figure.get_figheight() + higher)
         figure.supxlabel(lines, fontsize="medium")
 
     def narrow(self, text: str) -> str:

@@ -3,10 +3,9 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -16,6 +15,7 @@ from markupsafe import Markup, escape
 
 from ctta_bench.analysis.read import experiments
 from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.latex import Printing
 from ctta_bench.analysis.table.rows import row_names, rows
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.record.progress import STATES
@@ -86,11 +86,11 @@ def render(
     sections: Sequence[Section],
     methods: dict[str, dict[str, str]],
     again: str,
-    citations: Mapping[str, str] = MappingProxyType({}),
+    printing: Printing,
 ) -> str:
     """The page. `methods` are facts by method name; a method may have none.
 
-    again: the command that makes the report. citations: for the tables in LaTeX.
+    again: the command that makes the report. printing: of the tables in LaTeX.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -112,7 +112,7 @@ def render(
         sections=sections,
         facts=facts,
         papers={name: METHODS.declared(name, "paper", "") for name in runs.cells["method"]},
-        copies=lambda table: _copies(table, citations),
+        copies=lambda table: _copies(table, printing),
         methods=_method_pages(runs, methods),
         left_out=[(_relative(folder, directory), reason) for folder, reason in runs.left_out],
         chart_script=_chart_script(),
@@ -138,9 +138,9 @@ def means_first(table: Table) -> Table:
     )
 
 
-def _copies(table: Table, citations: Mapping[str, str]) -> Markup:
+def _copies(table: Table, printing: Printing) -> Markup:
     """What the buttons of a table copy or save, by the ending of its file."""
-    texts = {"csv": table.to_csv(), "md": table.to_markdown(), "tex": table.to_latex(citations)}
+    texts = {"csv": table.to_csv(), "md": table.to_markdown(), "tex": table.to_latex(*printing)}
     return _embedded(texts)
 
 

@@ -40,6 +40,8 @@ from ctta_bench.analysis.report.page import (
     render,
 )
 from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.latex import Printing
+from ctta_bench.analysis.table.missing import listed
 from ctta_bench.analysis.table.rows import is_balanced, metric_of, rows
 from ctta_bench.analysis.table.table import Table, citation_keys, csv_text, write_references
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
@@ -47,6 +49,7 @@ from ctta_bench.analysis.tables.protocol import methods_left_out
 from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.record.find import is_report
 from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
+from ctta_bench.registry import canonical
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def write_report(
     canvas: Canvas = SCREEN,
     workers: int = 1,
     citations: bool = False,
+    ours: str = "",
 ) -> ReportFiles:
     """Write the report on the runs below `directory` to `output` (default: DIRECTORY/report).
 
@@ -85,11 +89,12 @@ def write_report(
     `draw_attention`, their attention maps. `describe_methods` returns facts on each method.
     `against` "paper" adds the printed numbers of the paper of PAID. `canvas` is the layout of
     figures. `workers` is the number of processes that read run folders. With `citations`, LaTeX
-    tables have a `\\citep` after each method; tables/references.bib is always written.
+    tables have a `\\citep` after each method; tables/references.bib is always written. `ours` is
+    the method that stands last in LaTeX tables, below a rule.
 
     The folder is written under another name and then renamed, so a report is never incomplete; an
     older report is replaced. Raises RunError if there is no cell, if `output` exists and is no
-    report, or if it cannot be written; ConfigError for an unknown `against`.
+    report, or if it cannot be written; ConfigError for an unknown `against` or `ours`.
     """
     if against not in (None, PAPER):
         raise ConfigError(f"--against {against!r}: choose {PAPER!r}, the only one.")
@@ -109,14 +114,14 @@ def write_report(
             *names,
             *(str(row["method"]) for record in measured for row in record["methods"]),
         ]
-        keys = citation_keys(methods) if citations else {}
-        made = [_section(group, runs, draft, against, canvas, keys) for group in groups]
+        printing = Printing(citation_keys(methods) if citations else {}, _own(ours, names))
+        made = [_section(group, runs, draft, against, canvas, printing) for group in groups]
         main_tables = [main for _, main in made]
         sections = _with_unique_titles([section for section, _ in made])
         leaderboards = [section.leaderboard.table for section in sections if section.leaderboard]
         headlines = [" ".join((section.text, *section.warnings)) for section in sections]
         if main_tables:
-            sections.append(_overall(runs, draft, canvas, keys))
+            sections.append(_overall(runs, draft, canvas, printing))
         for part in visualisations(runs, draft, draw_attention, canvas):
             tables = [Shown(part.title, table) for table in part.tables]
             pictures = [
@@ -125,13 +130,13 @@ def write_report(
             ]
             sections.append(Section(part.title, part.text, tables, pictures))
         if measured:
-            sections.append(_measured(measured, draft, keys))
+            sections.append(_measured(measured, draft, printing))
             main_tables = main_tables or [shown.table for shown in sections[-1].tables]
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
-        again = _again(directory, output, against, canvas, citations)
-        page = render(directory, runs, sections, facts, again, keys)
+        again = _again(directory, output, against, canvas, printing)
+        page = render(directory, runs, sections, facts, again, printing)
         (draft / PAGE_FILE).write_text(page, "utf-8")
     return ReportFiles(
         page=output / PAGE_FILE,
@@ -174,13 +179,13 @@ def _section(
     draft: Path,
     against: str | None,
     canvas: Canvas,
-    keys: Mapping[str, str],
+    printing: Printing,
 ) -> tuple[Section, Table]:
     """The section of a group, and its main table."""
     made = tables_of_group(group, runs, against)
     for tables in made.values():
         for table in (*tables.shown, *tables.folded):
-            table.write(draft / "tables", keys)
+            table.write(draft / "tables", *printing)
     (board,), (main,) = made.pop("leaderboard").shown, made["main"].shown
     in_order = [*main.frame.index] == [row.name for row in rows(group)]
     if against is None and in_order and is_balanced(group):
@@ -243,24 +248,22 @@ def _with_unique_titles(sections: Sequence[Section]) -> list[Section]:
     ]
 
 
-def _overall(runs: Runs, draft: Path, canvas: Canvas, keys: Mapping[str, str]) -> Section:
+def _overall(runs: Runs, draft: Path, canvas: Canvas, printing: Printing) -> Section:
     """Tables and figures of all groups: protocols, orders of domains, ranks, ..."""
     made = made_tables(runs, OF_ALL)
     tables = [Shown(of.heading, table) for _, of, table in _each(made, "shown")]
     for shown in tables:
-        shown.table.write(draft / "tables", keys)
+        shown.table.write(draft / "tables", *printing)
     figures = made_figures(runs, draft / "figures" / OF_ALL, canvas, OF_ALL)
     text = "The protocols of all runs, and comparisons over several protocols or domains."
     return Section("Protocols and ranks", text, tables, [_picture(figure) for figure in figures])
 
 
-def _measured(
-    records: Sequence[Mapping[str, Any]], draft: Path, keys: Mapping[str, str]
-) -> Section:
+def _measured(records: Sequence[Mapping[str, Any]], draft: Path, printing: Printing) -> Section:
     """The tables of what `ctta-bench cost` measured."""
     tables = [Shown("Measured cost", measured_table(record)) for record in records]
     for shown in tables:
-        shown.table.write(draft / "tables", keys)
+        shown.table.write(draft / "tables", *printing)
     text = (
         "All methods, TENT and the plain model were measured alternately in one process. Compare "
         "the ratios; absolute times depend on the machine."
@@ -269,14 +272,22 @@ def _measured(
 
 
 def _again(
-    directory: Path, output: Path, against: str | None, canvas: Canvas, citations: bool
+    directory: Path, output: Path, against: str | None, canvas: Canvas, printing: Printing
 ) -> str:
     """The command that makes the report again."""
     words = ["ctta-bench", "report", str(directory)]
     words += ["--out", str(output)] if output != directory / "report" else []
     words += ["--against", against] if against else []
     words += ["--columns", str(canvas.columns)] if canvas.columns else []
-    return shlex.join(words + ["--citations"] * citations)
+    words += ["--ours", printing.ours] if printing.ours else []
+    return shlex.join(words + ["--citations"] * bool(printing.citations))
+
+
+def _own(ours: str, methods: Sequence[str]) -> str:
+    """The registry name of the own method. Raises ConfigError if no run is of it."""
+    if ours and canonical(ours) not in methods:
+        raise ConfigError(f"--ours {ours}: no run is of this method; there are {listed(methods)}.")
+    return canonical(ours) if ours else ""
 
 
 def _picture(figure: MadeFigure) -> Picture:

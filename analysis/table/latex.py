@@ -10,7 +10,8 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ctta_bench.analysis.table.table import Entry, Table
@@ -49,6 +50,16 @@ _ESCAPED = {
 }
 
 
+class Printing(NamedTuple):
+    """What the LaTeX of all tables of a report has in common.
+
+    citations: BibTeX keys by display name. ours: the registry name of the own method, or "".
+    """
+
+    citations: Mapping[str, str] = MappingProxyType({})
+    ours: str = ""
+
+
 @dataclass(frozen=True)
 class _Form:
     """How wide a table is printed: columns of the page, points of a letter and of \tabcolsep."""
@@ -82,16 +93,17 @@ def to_latex(table: "Table", citations: Mapping[str, str], ours: str, label: str
     label: of the table, without `tab:`.
     """
     rows = _rows(table, citations, ours)
-    form, chunks = _layout(table, bool(citations))
+    cited = any(r"\citep" in row.label for row in rows)
+    form, chunks = _layout(table, cited)
     parts = [
-        _tabular(table, rows[start : start + MAX_LINES], chunk, form, bool(citations))
+        _tabular(table, rows[start : start + MAX_LINES], chunk, form, cited)
         for start in range(0, len(rows), MAX_LINES)
         for chunk in chunks
     ]
     at_once = max(1, MAX_LINES // max(1, min(len(rows), MAX_LINES)))
     floats = [parts[start : start + at_once] for start in range(0, len(parts), at_once)]
     packages = ["array", "booktabs", *(["graphicx"] if _upright(table) else [])]
-    packages += ["natbib"] if citations else []
+    packages += ["natbib"] if cited else []
     lines = [rf"% \usepackage{{{','.join(packages)}}}"]
     for sentence in (table.caption, *table.footnotes):
         lines += [f"% {line}" for line in textwrap.wrap(_escape(sentence), 96)]

@@ -58,6 +58,12 @@ def report(
     citations: Annotated[
         bool, typer.Option("--citations", help="Add a \\citep after each method in LaTeX tables.")
     ] = False,
+    ours: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD", help="The method that stands last in LaTeX tables, below a rule."
+        ),
+    ] = "",
     opened: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser afterwards.")
     ] = False,
@@ -89,6 +95,7 @@ def report(
         canvas=Canvas(columns),
         workers=os.cpu_count() or 1,
         citations=citations,
+        ours=ours,
     )
     if as_json:
         print_json(_as_records(files))

@@ -14,6 +14,7 @@ from ctta_bench.analysis.figures.sweeps import sweep_figure, sweeps
 from ctta_bench.analysis.figures.tradeoff import tradeoff_figure
 from ctta_bench.analysis.paper.settings import settings_figure
 from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.contents import made_figures
 from ctta_bench.analysis.tables.ranks import all_ranks
 from ctta_bench.errors import ConfigError
 
@@ -132,3 +133,13 @@ def test_fonts_are_embedded_as_they_are(tmp_path):
 def test_three_columns_are_refused():
     with pytest.raises(ConfigError, match="1 or 2 columns"):
         Canvas(3)
+
+
+@pytest.mark.parametrize("columns", [None, 1, 2])
+@pytest.mark.parametrize("methods", [("source",), ("tent",), ("source", "tent")])
+def test_one_or_two_methods_have_room_in_every_figure(methods, columns, cell, runs_dir):
+    for method in methods:
+        cell(method, [{"fog": 0.3, "snow": 0.2}] * 3, n=20)
+    (group,) = load(runs_dir).groups()
+    drawn = made_figures(group, runs_dir / "x", Canvas(columns))  # a warning would be an error
+    assert [figure.entry for figure in drawn] == ["means", "rounds", "stream"]

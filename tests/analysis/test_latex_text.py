@@ -4,9 +4,12 @@ import pandas as pd
 import pytest
 
 from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.audit import audit
+from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.table.latex import COLUMN, PAGE, stable_label
 from ctta_bench.analysis.table.table import Entry, Table, ranked
 from ctta_bench.analysis.tables.main import main_table
+from ctta_bench.errors import ConfigError
 
 
 def table(columns=2, lines=3, groups=(), name="mini-1a2b3c4d", text="10.0", **options):
@@ -148,3 +151,19 @@ def test_rows_are_grouped_by_what_they_read_of_the_source_data(cell, runs_dir, e
         "my_method": "With source data",
         "TENT": "Without source data",
     }
+
+
+def test_a_report_knows_the_own_method_and_its_audit_does_too(cell, runs_dir):
+    for method, rate in (("source", 0.6), ("tent", 0.3), ("sar", 0.4)):
+        cell(method, {"fog": rate})
+    report = write_report(runs_dir, ours="TENT", citations=True)
+    (main,) = (p for p in report.table_files if p.name == f"{report.tables[0].name}.tex")
+    assert [row.partition("~")[0] for row in rows(main.read_text())][2:] == ["SAR", "TENT"]
+    assert "--ours tent --citations" in report.page.read_text()
+    assert not any(".tex" in finding for finding in audit(runs_dir).findings)
+
+
+def test_an_own_method_without_runs_is_refused(cell, runs_dir):
+    cell("tent", {"fog": 0.3})
+    with pytest.raises(ConfigError, match=r"--ours mine: no run is of this method; there are tent"):
+        write_report(runs_dir, ours="mine")
