@@ -32,7 +32,8 @@ _ORDER = (
     "pseudo_label", "vida", "svdp", "vdp", "cmae", "dept", "rmt",
     "rdumb", "rotta", "deyo", "lame", "t3a", "foa", "lora",
     "dora", "ecotta", "santa", "cmf", "dpcore", "eta", "foa_bp",
-    "foa_shift", "finetune", "come_tent", "come_eata", "come_sar", "rem",
+    "foa_shift", "finetune", "come_tent", "come_eata", "come_sar", "rem", "petal",
+    "kff", "palm", "spa", "reservoir", "asr_tent",
 )  # fmt: skip
 _FIXED = len(MARKERS) * len(DASHES)
 _ALL = _FIXED * len(COLOURS)
