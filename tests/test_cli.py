@@ -170,7 +170,7 @@ def test_overrides_reach_the_cell(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
-        "methods: [source, tent]\nbenchmarks: [toy]\nseeds: [0, 1]\n"
+        "title: Two by two\nmethods: [source, tent]\nbenchmarks: [toy]\nseeds: [0, 1]\n"
     )
     first = invoke("grid", "two.yaml", *PLUGIN)
     assert first.exit_code == 0, first.output
@@ -188,7 +188,9 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     report = invoke("report", "runs/two")
     assert report.exit_code == 0, report.output
     assert "TENT" in report.stdout and "gain" in report.stdout
-    assert (tmp_path / "runs/two/report/index.html").is_file()
+    page = (tmp_path / "runs/two/report/index.html").read_text()
+    assert "<h1>Two by two</h1>" in page
+    assert "ctta-bench grid two.yaml\nctta-bench report runs/two" in page
     assert (tmp_path / "runs/two/report/results.csv").is_file()
 
 

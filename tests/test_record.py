@@ -151,5 +151,6 @@ def test_the_names_of_files_are_those_of_version_0_1_0() -> None:
         *("cell.yaml", "batches.jsonl", "predictions.npz", "pictures.npz", "result.json"),
         *("env.json", "state.pt", "state.previous.pt", "warmup.safetensors", "failed.json"),
         *("attempts.json", "log.txt", ".lock", "cell.lock.json", "index.html", "results.csv"),
+        "experiment.json",  # newer, of the folder of a grid
     } == NAMES_OF_FILES
     assert (schema.SCHEMA_VERSION, schema.MODELS_FOLDER) == (1, "models")

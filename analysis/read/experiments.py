@@ -1,10 +1,14 @@
-"""Experiments of the package: their files and titles, and the command that runs one."""
+"""Experiments: their files and titles, and the command that runs one."""
 
+import json
 import shlex
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from ctta_bench.record.schema import EXPERIMENT_FILE
 
 
 def packaged(experiment: str) -> Path | None:
@@ -13,14 +17,24 @@ def packaged(experiment: str) -> Path | None:
     return next(iter(sorted(folder.rglob(f"{experiment}.yaml"))), None)
 
 
-def title(experiment: str) -> str:
-    """The title in the file of a packaged experiment; for a user's own, its name."""
+def title(experiment: str, folder: Path) -> str:
+    """The title that `grid` recorded in a folder of runs, or of a packaged experiment; its name."""
     file = packaged(experiment)
     found = yaml.safe_load(file.read_text("utf-8")) if file else {}
-    return str(found.get("title") or experiment)
+    return str(_recorded(experiment, folder).get("title") or found.get("title") or experiment)
 
 
-def command(experiment: str) -> str:
+def command(experiment: str, folder: Path | None = None) -> str:
     """The command that runs an experiment of the package, or one from the user's own file."""
+    recorded = _recorded(experiment, folder).get("file") if folder else None
     name = experiment if packaged(experiment) else f"{experiment}.yaml"
-    return shlex.join(["ctta-bench", "grid", name])
+    return shlex.join(["ctta-bench", "grid", str(recorded or name)])
+
+
+def _recorded(experiment: str, folder: Path) -> dict[str, Any]:
+    """What `grid` recorded of an experiment; {} where the folder has other runs or no record."""
+    try:
+        found = json.loads((folder / EXPERIMENT_FILE).read_text("utf-8"))
+        return found if found["name"] == experiment else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}

@@ -102,13 +102,14 @@ def render(
     environment.filters |= {"code": _code, "embedded": _embedded, "means_first": means_first}
     counts = runs.cells["state"].value_counts()
     facts = {label: of for section in sections for label, of in section.facts.items()}
-    names = sorted(runs.cells["experiment"].unique())
+    paths = runs.cells.groupby("experiment")["path"].first()
+    folders = {str(name): Path(path).parent for name, path in paths.items()}
     return environment.get_template("report.html.j2").render(
-        title=experiments.title(names[0]) if len(names) == 1 else directory.resolve().name,
+        title=_title(folders, directory),
         folder=directory.resolve().name,
         states=", ".join(f"{counts[state]} {state}" for state in STATES if state in counts),
         date=_last_day(runs),
-        commands=[*map(experiments.command, names), again],
+        commands=[*(experiments.command(*of) for of in folders.items()), again],
         sections=sections,
         facts=facts,
         papers={name: METHODS.declared(name, "paper", "") for name in runs.cells["method"]},
@@ -121,6 +122,13 @@ def render(
         style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
         has_streams=any(section.stream for section in sections),
     )
+
+
+def _title(folders: Mapping[str, Path], directory: Path) -> str:
+    """The title of the only experiment of a report, else the name of the directory."""
+    if len(folders) != 1:
+        return directory.resolve().name
+    return experiments.title(*next(iter(folders.items())))
 
 
 def means_first(table: Table) -> Table:

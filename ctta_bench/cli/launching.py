@@ -29,7 +29,7 @@ from ctta_bench.cli.listing import print_table
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.config.options import HOW, OUTPUT, WHAT
 from ctta_bench.errors import ConfigError
-from ctta_bench.record.schema import RESULT_FILE
+from ctta_bench.record.schema import EXPERIMENT_FILE, RESULT_FILE
 
 if TYPE_CHECKING:
     from ctta_bench.launch.begin import Options, Selection
@@ -173,7 +173,7 @@ def grid(
     if options.retry not in (None, "failed"):
         raise ConfigError(f"--retry {options.retry!r}: choose failed.")
     from ctta_bench.config.experiment import expand_checked, load_experiment, problems_error
-    from ctta_bench.record.folder import check_writable
+    from ctta_bench.record.folder import check_writable, write_json
     from ctta_bench.run.checkpoint import parse_interval
 
     parse_interval(options.checkpoint)
@@ -212,6 +212,8 @@ def grid(
         for problem in (*models.missing, *missing):
             print_error(problem, "missing")
         return
+    facts = {"name": described.name, "title": described.title, "file": experiment}
+    write_json(directory / EXPERIMENT_FILE, facts)
     chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
     launch = Options(
         options.device,

@@ -30,6 +30,8 @@ LOG_FILE = "log.txt"  # messages
 LOCK_FILE = ".lock"  # locked by the process that writes
 OWNER_FILE = "cell.lock.json"  # that process, an OwnerRecord, renewed while it lives
 
+EXPERIMENT_FILE = "experiment.json"  # next to the cells of a grid: name, title, file as typed
+
 STATE_FILES = (STATE_FILE, PREVIOUS_STATE_FILE)
 OWNER_FILES = (LOCK_FILE, OWNER_FILE)  # describe the process that writes, not results
 # A folder with one of these but no CELL_FILE is a damaged run folder.
