@@ -26,7 +26,7 @@ from ctta_bench.scoring.metric import printed
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = README.parent / "docs" / "results"
-DEMO, DEMO_MODELS = "quickstart", {"ViT": "fashion_vit", "CNN": "fashion_cnn"}
+DEMO, DEMO_MODELS = "quickstart", {"ViT": "scenes_vit", "CNN": "scenes_cnn"}
 SEARCH = "tune_"  # how the folders of `ctta-bench tune` begin; it writes their table itself
 # Each file below docs/results: the folder of runs, the file of their report (or of a search's
 # folder), and words of its caption where several files match.
@@ -76,6 +76,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "paid/geometry.png": ("geometry_fashion", "figures/geometry-*-geometry.png"),
     "paid/cost.csv": ("cost", "tables/*fashion_vit-*-cost.csv"),
     "paid/attention.png": ("attention", "figures/*-attention.png"),
+    "scenes/tuned.csv": ("tune_scenes_c", "searched.csv"),
+    "scenes/leaderboard.csv": ("scenes", "tables/*scenes_vit-????????-leaderboard.csv"),
+    "scenes/vit.csv": ("scenes", "tables/*scenes_vit-????????.csv"),
+    "scenes/gains.png": ("scenes", "figures/*scenes_vit-*-means.png"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),
     "streets/significance.csv": ("streets", "tables/streets_acdc-*-significance.csv"),

@@ -210,8 +210,8 @@ def test_a_failing_cell_does_not_stop_the_others(invoke: Invoke, tmp_path: Path)
 def test_a_dry_run_lists_the_cells_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     few = ("--seeds", "0", "--benchmark", "toy", "--set", "benchmark.examples=8")
     result = invoke("grid", "quickstart", "--dry-run", *few, *PLUGIN)
-    # After a line of headings, five methods on the ViT and four on the CNN.
-    assert len(result.stdout.splitlines()) == 1 + 9
+    # After a line of headings, seven methods on each of the two models.
+    assert len(result.stdout.splitlines()) == 1 + 14
     assert not list(tmp_path.iterdir())
 
 
@@ -283,7 +283,7 @@ def test_a_mistake_gets_one_sentence_and_code_2(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--set", "domains=fgo"), "fashion_c has no domain 'fgo'; did you mean 'fog'?"),
+        (("--set", "domains=fgo"), "scenes_c has no domain 'fgo'; did you mean 'fog'?"),
         (("--set", "batchsize=1"), "unknown key 'batchsize'; did you mean 'batch_size'?"),
         (("--benchmark", "fashon_c"), "unknown benchmark 'fashon_c', did you mean 'fashion_c'"),
     ],

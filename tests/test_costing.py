@@ -298,14 +298,14 @@ def test_declared_passes_are_known_without_an_import() -> None:
 
 def test_the_list_shows_the_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run(tmp_path / "runs", "tent-fashion_c-fashion_vit-seed0-1234abcd", 100.0)
+    run(tmp_path / "runs", "tent-scenes_c-scenes_vit-seed0-1234abcd", 100.0)
     text = CliRunner().invoke(app, ["list", "experiments"]).stdout
     assert "passes" in text
     result = CliRunner().invoke(app, ["list", "experiments", "--format", "json"]).stdout
     rows = {row["name"]: row for row in json.loads(result)}
-    assert rows["quickstart"]["image_passes_millions"] == pytest.approx(0.15)
-    assert rows["quickstart"]["cells_timed"] == 2
-    assert rows["quickstart"]["hours"] == pytest.approx(2 * 15 * 250 / 100 / 3600, abs=1e-4)
+    assert rows["quickstart"]["cells"] == 14
+    assert rows["quickstart"]["cells_timed"] == 1
+    assert rows["quickstart"]["hours"] == pytest.approx(15 * 500 / 100 / 3600, abs=1e-4)
     assert rows["paper/rank"]["hours"] is None
 
 

@@ -1,4 +1,4 @@
-"""The demo shows adaptation helping, by margins whose intervals exclude zero."""
+"""The demo gives the table that the README shows."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctta_bench.analysis.read.collect import load
-from ctta_bench.analysis.read.statistics import paired_difference
 from ctta_bench.cli import app
 from tests.test_results import SCRIPT
 
@@ -16,7 +14,7 @@ NUMBER = r"[+−]?\d+\.\d|–"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_demo_gives_the_readme_s_table_and_gains_over_three_seeds(
+def test_the_demo_gives_the_readme_s_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,20 +28,6 @@ def test_the_demo_gives_the_readme_s_table_and_gains_over_three_seeds(
         assert re.sub(NUMBER, "", printed) == re.sub(NUMBER, "", made)
         for was, now in zip(re.findall(NUMBER, printed), re.findall(NUMBER, made), strict=True):
             assert was == now or abs(value(was) - value(now)) <= 0.2  # other processors round so
-
-    assert CliRunner().invoke(app, ["grid", "quickstart", "--seeds", "0,1,2"]).exit_code == 0
-    cells = load(runs).cells
-
-    def folders(method: str, model: str) -> list[Path]:
-        chosen = cells[(cells["method"] == method) & (cells["model"] == model)]
-        return [Path(path) for path in chosen["path"]]
-
-    # Entropy needs BatchNorm's help here, and PAID needs attention's layers (README).
-    for method, model in (("tent", "fashion_cnn"), ("sar", "fashion_cnn"), ("paid", "fashion_vit")):
-        assert len(folders(method, model)) == 3
-        found = paired_difference(folders(method, model), folders("source", model))
-        assert found.high < 0, (method, found)
-        assert found.p < 0.01
 
 
 def value(text: str) -> float:
