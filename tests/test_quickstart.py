@@ -14,9 +14,7 @@ NUMBER = r"[+−]?\d+\.\d|–"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_demo_gives_the_readme_s_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_gives_the_readme_s_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "quickstart"
     for command in (["grid", "quickstart"], ["report", str(runs)]):

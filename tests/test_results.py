@@ -51,7 +51,9 @@ def test_a_printed_table_shows_its_stored_means(page, file, text):
     column = next(name for name in SHOWN if name in head)
     names = {METHODS.display_name(name): name for name in METHODS.names()}  # of labels
     labels = [names.get(row[0], row[0].removesuffix(" *")) for row in rows]
-    printed = {k: row[head.index(column)].split(" ")[0] for k, row in zip(labels, rows, strict=True)}
+    printed = {
+        k: row[head.index(column)].split(" ")[0] for k, row in zip(labels, rows, strict=True)
+    }
     key, shown = SHOWN[column]
     assert printed == {label: shown(value) for label, value in stored[key].items()}
 
