@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ctta_bench.api.discover import source_data
+from ctta_bench.api.discover import published_checkpoints, source_data
 from ctta_bench.config.experiment import Experiment, MethodEntry
 from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options
@@ -159,6 +159,16 @@ def benchmarks_table() -> str:
     return markdown(("benchmark", "images", "source model"), rows)
 
 
+def checkpoints_table() -> str:
+    """The public checkpoints of the paper."""
+    heads = ("name", "published", "file", "bytes", "sha256", "clean", "source", "input")
+    rows = [
+        [code(row["name"]), *(row[key] for key in heads[1:])] for row in published_checkpoints()
+    ]
+    names = ("for", "published", "file", "bytes", "SHA-256", "clean accuracy, %")
+    return markdown((*names, "error without adaptation, %", "input"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "keys": key_table,
     "method keys": lambda: key_table(MethodEntry),
@@ -166,6 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": setting_table,
     "methods": methods_table,
     "benchmarks": benchmarks_table,
+    "checkpoints": checkpoints_table,
 }
 PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -7,6 +7,7 @@ import fnmatch
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ctta_bench import registry
@@ -107,6 +108,19 @@ def list_models(pattern: str = "*", *, task: str | None = None) -> Listing:
 def list_settings(pattern: str = "*") -> Listing:
     """The settings of streams whose name fits a pattern: `list_settings("*correlated")`."""
     return _listing("settings", pattern)
+
+
+def published_checkpoints() -> list[Row]:
+    """The public checkpoints of the PAID paper, a row each; what is not known is `unknown`."""
+    from ctta_bench.config.yaml import parse_yaml
+
+    file = resources.files("ctta_bench.datasets") / "checkpoints.yaml"
+    kinds = parse_yaml(file.read_text(encoding="utf-8"), "checkpoints.yaml")
+    return [
+        {"name": name, "kind": kind.removesuffix("s"), **facts}
+        for kind, found in kinds.items()
+        for name, facts in found.items()
+    ]
 
 
 def list_experiments(pattern: str = "*") -> Listing:

@@ -79,7 +79,13 @@ _add(
     check=data_reading.data_check,
     bench=data_reading.data_bench,
 )
-_add(models_app, None, download=models.models_download, show=models.models_show)
+_add(
+    models_app,
+    None,
+    list=models.models_list,
+    download=models.models_download,
+    show=models.models_show,
+)
 _add(new_app, None, method=authoring.new_method, benchmark=authoring.new_benchmark)
 
 

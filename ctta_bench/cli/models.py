@@ -1,5 +1,6 @@
 """Source models: download, show and train one; export an adapted model of a run."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from ctta_bench.cli.command import (
     print_json,
 )
 from ctta_bench.cli.completion import completion, models
+from ctta_bench.cli.listing import print_fields
 from ctta_bench.config.options import DATA, MODEL, OUTPUT, WHAT
 
 Name = Annotated[
@@ -36,6 +38,30 @@ Name = Annotated[
 Weights = Annotated[
     Path | None, typer.Option(help="FILE[#KEY] or folder of weights: .safetensors, .pth, .npz.")
 ]
+
+
+@command
+def models_list(format: Format = "text") -> None:
+    """List the public checkpoints of the paper: source models, and adapters after a warm-up.
+
+    For each: where it is published, size, fingerprint, and the numbers to expect of it, as far as
+    they are known. `ctta-bench list models` lists all models.
+
+    Example: `ctta-bench models list`
+    """
+    as_json = check_format(format)
+    from ctta_bench.api.discover import published_checkpoints
+
+    rows = published_checkpoints()
+    if as_json:
+        print_json(rows)
+    elif not sys.stdout.isatty():
+        print_fields(list(rows[0]), (list(row.values()) for row in rows))
+    else:
+        for row in rows:
+            typer.echo(f"{row['name']} ({row['kind']})")
+            for key, value in list(row.items())[2:]:
+                typer.echo(f"  {key:<10}{value}")
 
 
 @command
