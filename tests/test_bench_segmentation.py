@@ -53,7 +53,10 @@ def test_every_method_for_segmentation_is_counted(bench: ModuleType) -> None:
     ("name", "preset"),
     [
         ("source", "default"),
-        *((name, "paper") for name in ("tent", "vdp", "cmae", "paid", "cotta", "vida", "svdp")),
+        *(
+            (name, "paper")
+            for name in ("tent", "vdp", "cmae", "paid", "cotta", "vida", "svdp", "becotta")
+        ),
     ],
 )
 def test_no_method_holds_more_than_one_map_beyond_what_it_needs(

@@ -38,7 +38,7 @@ WITHOUT_PLAIN_FORM = {
     "roid": "the other images of a batch",
     "vdp": "which is not in the network",
 }
-SEGMENTERS = {"svdp"}  # not supported on the toy ViT
+SEGMENTERS = {"svdp", "becotta"}  # not supported on the toy ViT
 PLAIN = sorted(set(METHODS.names()) - set(WITHOUT_PLAIN_FORM) - SEGMENTERS)
 FAST = {"vida": {"lr_adapters": 0.1, "lr": 0.01}, "paid": {"lr": 0.01}}
 STRONG = {name: {"lr": 0.01} for name in ("lora", "dora", "tent", "sar", "pseudo_label", "eata")}

@@ -297,7 +297,13 @@ def test_no_source_images_at_all_is_refused_before_anything_is_loaded(name: str)
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in ALL if "warmup_epochs" in METHODS.get(n).Hyperparameters.model_fields]
+    "name",
+    [
+        name
+        for name in ALL
+        if "warmup_epochs" in METHODS.get(name).Hyperparameters.model_fields
+        and name not in SEGMENTS
+    ],
 )
 def test_a_warm_up_of_no_epochs_reads_what_the_method_itself_reads(name: str) -> None:
     entry = METHODS.get(name)

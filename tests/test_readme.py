@@ -56,6 +56,8 @@ AUTHORS = {
     "YonseiML/asr",
     "zhoujiahuan1991/NeurIPS2025-KFF",
     "LTS5/ReservoirTTA",
+    "zhoujiahuan1991/NeurIPS2025-KFF", "LTS5/ReservoirTTA",
+    "daeunni/becotta",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
 # Of the second kind, but their own authors'.

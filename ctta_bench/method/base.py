@@ -79,6 +79,8 @@ class Method(OldNames):
     for hyper-parameters that need less. A warm-up raises it to `warmup_access`."""
     warmup_access: ClassVar[SourceAccess] = "none"
     """What a warm-up reads, if the hyper-parameters derive from `WarmupHyperparameters`."""
+    warms_up_maps: ClassVar[bool] = False
+    """Whether its warm-up supports segmentation: labels uint8 [n, H, W], 255: no class."""
     learns_labels: ClassVar[bool] = False
     """Whether the method trains a new head: the source model may have other classes."""
     stream_only: ClassVar[frozenset[str]] = frozenset()
@@ -481,7 +483,7 @@ class Method(OldNames):
                 f"{name} does not support {self.model.name}, a model for {task}; use a model for "
                 f"{' or '.join(sorted(self.tasks))}."
             )
-        if self.segments and self.hp.warms_up:
+        if self.segments and self.hp.warms_up and not self.warms_up_maps:
             raise MethodError(
                 f"{name} does not support a warm-up for segmentation, the task of "
                 f"{self.model.name}; remove the warmup_... values."

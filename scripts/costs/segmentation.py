@@ -51,6 +51,7 @@ NEEDED = {
     ("cotta", "paper"): max(VIEWS, SCORED + STUDENT),
     ("vida", "paper"): max(VIEWS, SCORED + STUDENT),
     ("svdp", "paper"): max(VIEWS, SCORED + STUDENT),
+    ("becotta", "paper"): max(VIEWS, SCORED + STUDENT),
 }
 
 
@@ -58,8 +59,11 @@ def build(name: str, preset: str, model: str, size: Sequence[int]) -> Method:
     """A method with its values for Cityscapes→ACDC on a network of random weights."""
     torch.manual_seed(0)
     values: dict[str, Any] = {}
-    if "image_size" in METHODS.get(name).Hyperparameters.model_fields:
+    known = METHODS.get(name).Hyperparameters.model_fields
+    if "image_size" in known:
         values["image_size"] = tuple(size)
+    if "warmup_iterations" in known:
+        values["warmup_iterations"] = 0  # no part of a step
     network = SourceModel(MODELS.get(model)(), name=model)
     method = load_method(name, network, preset=preset, benchmark=BENCHMARK, **values)
     images = np.random.default_rng(0).integers(0, 256, (2, 3, *size), dtype=np.uint8)

@@ -42,6 +42,7 @@ STILL: dict[str, dict[str, Any]] = {
     "ecotta": {"margin": 1.1},
     "dept": {"prompts": 4},
     "cmae": {},
+    "becotta": {"views": 1, "ranks": (0, 2, 2, 2)},
 }
 
 
@@ -115,7 +116,7 @@ def test_each_method_shows_what_it_updates_in_a_segmentor_or_why_it_cannot() -> 
     }
     assert {name for name, shown in found.items() if not shown.refusal} == set(SEGMENT)
     teachers = {name for name, shown in found.items() if shown.scored == "teacher"}
-    assert teachers == {"cotta", "vida", "svdp"}
+    assert teachers == {"becotta", "cotta", "vida", "svdp"}
     assert found["tent"].parameters == 504
 
 
