@@ -56,7 +56,6 @@ AUTHORS = {
     "YonseiML/asr",
     "zhoujiahuan1991/NeurIPS2025-KFF",
     "LTS5/ReservoirTTA",
-    "zhoujiahuan1991/NeurIPS2025-KFF", "LTS5/ReservoirTTA",
     "daeunni/becotta",
 }  # fmt: skip
 OTHERS = {"mariodoebler/test-time-adaptation", "Lily-Le/EcoTTA", "huggingface/peft"}
