@@ -18,6 +18,7 @@ KEYS = {
     "fashion_c": ("fashion_c", "fashion_vit"),
     "fashion_c@fashion_cnn": ("fashion_c", "fashion_cnn"),
     "scenes_c": ("scenes_c", "scenes_vit"),
+    "scenes_c@scenes_cnn": ("scenes_c", "scenes_cnn"),
 }
 BUDGETS = {"fashion_c": 8, "scenes_c": 16}
 TUNED = [
