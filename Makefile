@@ -57,7 +57,7 @@ endef
 
 # -- what users call -------------------------------------------------------------------------------
 
-demo: setup ## five methods on the embedded benchmark, and their report; a second call resumes
+demo: setup ## eight methods on the embedded scenes, and their report; a second call resumes
 	$(BIN)/ctta-bench grid quickstart
 	$(BIN)/ctta-bench report runs/quickstart
 	@$(BIN)/python scripts/results.py --demo

@@ -144,8 +144,8 @@ def test_the_table_of_the_demo_is_that_of_the_leaderboards(tmp_path):
     tables.mkdir()
     head = "method,rank,mean,gain,low,high,p_holm\n"
     rows = {
-        "fashion_vit": "paid,1,25.04,5.36,0.04,6.44,0.001\nsource,,30.4,,,,\n",
-        "fashion_cnn": "source,,36.1,,,,\nsar,1,36.4,-0.3,-0.6,0.04,0.2\n",
+        "scenes_vit": "paid,1,25.04,5.36,0.04,6.44,0.001\nsource,,30.4,,,,\n",
+        "scenes_cnn": "source,,36.1,,,,\nsar,1,36.4,-0.3,-0.6,0.04,0.2\n",
     }
     for model, text in rows.items():
         (tables / f"x-{model}-0123abcd-leaderboard.csv").write_text(head + text)
