@@ -75,7 +75,7 @@ def expand_checked(
             problems.setdefault(str(error), []).append(place)
             continue
         if cell.id in cells:
-            if given or overrides:  # cells of the file that differ in what they replace
+            if overrides or "preprocessing" in given:  # they differed in what it replaces
                 continue
             problems.setdefault(f"repeats the cell {cell.id}; remove one of the two.", []).append(
                 place
