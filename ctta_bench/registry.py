@@ -115,7 +115,7 @@ class Registry:
         entries = self.entries()
         entry = entries.get(canonical(name))
         if entry is None:
-            close = difflib.get_close_matches(canonical(name), entries, n=2, cutoff=0.5)
+            close = difflib.get_close_matches(canonical(name), entries, n=2, cutoff=0.6)
             hint = f", did you mean {' or '.join(repr(c) for c in close)}?" if close else "."
             listed = f"`ctta-bench list {self.kind}s` shows all {len(entries)}"
             there = f"There are {', '.join(entries)}" if self.plain else listed

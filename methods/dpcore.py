@@ -17,13 +17,14 @@ normalisation of the source images: `stats_preproc`.
 
 import contextlib
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import Method, OptimizerHyperparameters
+from ctta_bench.names import renamed
 from ctta_bench.parts.prompts.class_token import check_class_token, prompted, start_prompts
 from ctta_bench.parts.source.moments import (
     SourceStatistics,
@@ -33,6 +34,9 @@ from ctta_bench.parts.source.moments import (
     source_statistics,
 )
 from ctta_bench.registry import METHODS
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
 
 
 class PromptCores:

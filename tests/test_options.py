@@ -85,7 +85,7 @@ def test_a_new_option_is_a_key_of_experiment_files_and_of_the_docs(
     assert "['dark']" in result
     assert "| `shade` | of the curtains (`dark` or `light`) | `light` |" in result
     assert "| `shade` | of the curtains | `dark`, `light` | `light` | run, grid, file |" in result
-    assert "bad.yaml.shade: 'grey': input should be 'dark' or 'light'." in result
+    assert "bad.yaml:3: shade: 'grey': input should be 'dark' or 'light'." in result
 
 
 def test_a_new_option_is_recorded_if_it_is_not_the_default(tmp_path: Path, with_one_more) -> None:

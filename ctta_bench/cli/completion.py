@@ -232,12 +232,17 @@ def _global(module: str, name: str) -> Found:
 
 
 def _follow(module: str, node: ast.AST) -> Found:
-    """The definition that `Name` or `Class.Name` refers to; any other expression as it is."""
+    """What `Name`, `Class.Name` or `METHODS.get(NAME)` refers to; other expressions as they are."""
     match node:
         case ast.Name(id=name):
             return _global(module, name)
         case ast.Attribute(value=ast.Name(id=owner), attr=name):
             return _member(_global(module, owner), name)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="METHODS"), attr="get"),
+            args=[ast.Constant(value=str(name))],
+        ):
+            return _class(METHODS, name, {})
     return module, node
 
 

@@ -45,8 +45,7 @@ FEW_VIEWS = {
 }
 NORMS = (
     *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
-    *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent"),
-    *("rem", "palm", "spa", "spa_tent", "reservoir"),
+    *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent", "reservoir"),
 )
 PROMPTS = ("kff",)
 ADAPTERS = ("paid", "lora", "dora")
