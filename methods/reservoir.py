@@ -319,8 +319,8 @@ class ReservoirTTA(Method):
     def scored_model(self) -> SourceModel:
         """Refused: every batch is scored with another average of the copies."""
         raise MethodError(
-            "ReservoirTTA scores each batch with another average of its copies, so no single "
-            "network can be exported; export a run of its host."
+            "ReservoirTTA has no plain network that can be saved or exported: it scores each batch "
+            "with another average of its copies; export a run of its host."
         )
 
 

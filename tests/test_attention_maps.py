@@ -55,7 +55,7 @@ def test_the_geometry_of_real_cells_has_paid_s_zeros(runs, tmp_path):
     assert free["delta_m"] < 1e-6 < paid["delta_m"]
     assert paid["delta_a"] > 1e-6
     names = {path.suffix for path in out.iterdir()}
-    assert names == {".md", ".tex", ".bib", ".csv", ".png", ".pdf", ".txt"}
+    assert names == {".md", ".tex", ".bib", ".csv", ".png", ".pdf", ".svg", ".txt"}
 
 
 def test_source_weights_come_from_the_model_itself_where_no_source_was_kept(runs, tmp_path):

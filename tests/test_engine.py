@@ -36,7 +36,8 @@ CLASSIFYING = [n for n in METHODS.names() if "classification" in METHODS.get(n).
 
 def cell(method: str = "tent", **values: Any) -> Cell:
     network = NETWORKS.get(method, "toy_vit")
-    values = {"model": network, "set": {"labeller": network}} | values
+    few = {"style_batch_size": 16} if method == "reservoir" else {}  # of the toy's 40 images
+    values = {"model": network, "set": {"labeller": network} | few} | values
     return resolve(CellRequest(method=method, benchmark="toy", **values))
 
 

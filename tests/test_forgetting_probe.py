@@ -26,7 +26,8 @@ SMALL = {"benchmark.examples": 16, "benchmark.batch_size": 8}  # three domains o
 
 def cell(method: str = "tent", **values: Any) -> Cell:
     network = NETWORKS.get(method, "toy_vit")
-    values = {"model": network, "set": {"labeller": network, **SMALL}} | values
+    few = {"style_batch_size": 16} if method == "reservoir" else {}  # of the toy's 40 images
+    values = {"model": network, "set": {"labeller": network, **SMALL, **few}} | values
     return resolve(CellRequest(method=method, benchmark="toy", **values))
 
 

@@ -10,6 +10,7 @@ DIR/.launch/ID/snapshot/        with --snapshot: copies of the user's files, whi
 DIR/.launch/ID/submitit/        files of submitit; they are not read for results
 """
 
+import contextlib
 import json
 import time
 import uuid
@@ -140,8 +141,9 @@ class Launch:
         return (self.folder / "ended").exists()
 
     def end(self) -> None:
-        """Record that its launcher runs no further step."""
-        (self.folder / "ended").touch()
+        """Record that its launcher runs no further step, if the folder can still be written."""
+        with contextlib.suppress(OSError):
+            (self.folder / "ended").touch()
 
     # -- jobs of a scheduler
 

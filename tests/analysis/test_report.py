@@ -233,7 +233,7 @@ def test_the_page_has_date_and_commands_to_make_it_again(cell, runs_dir):
     cell("source", SOURCE, experiment="quickstart", env={"time": "2026-03-01T10:00:00Z"})
     cell("tent", RATES, experiment="quickstart", env={"time": "2026-03-02T09:00:00Z"})
     page = write_report(runs_dir, runs_dir.parent / "out").page.read_text()
-    assert "<h1>Five methods on the embedded benchmark</h1>" in page
+    assert "<h1>Eight methods on the embedded scenes</h1>" in page
     assert "the newest of 2026-03-02" in page
     command = f"ctta-bench grid quickstart\nctta-bench report {runs_dir} --out"
     assert command in page

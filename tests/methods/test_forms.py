@@ -13,7 +13,11 @@ from ctta_bench.registry import METHODS
 from ctta_bench.source_models.tiny import tiny_segmentor
 from tests.methods import make, scenes, segmentor
 
-FORMS = {name: METHODS.get(name).form("segmentation") for name in METHODS.names()}
+FORMS = {
+    name: METHODS.get(name).form("segmentation")
+    for name in METHODS.names()
+    if "segmentation" in METHODS.get(name).tasks
+}
 HAVE_FORMS = sorted(name for name, form in FORMS.items() if form is not METHODS.get(name))
 
 
