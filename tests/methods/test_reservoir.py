@@ -349,7 +349,7 @@ def test_a_reset_empties_the_reservoir_and_a_host_s_reset_its_own_copy_alone() -
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="buffer_size must be at least max_models"):
         reservoir(max_models=4, buffer_size=3)
-    with pytest.raises(MethodError, match="no single network can be exported"):
+    with pytest.raises(MethodError, match="no plain network"):
         _ = reservoir().scored_model
 
 
