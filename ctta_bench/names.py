@@ -186,7 +186,6 @@ _RENAMED_CHECKS = {
 # By module, below `ctta_bench`, as it is called now: old name, new name.
 RENAMED_NAMES: Mapping[str, Mapping[str, str]] = {
     "analysis.figures.means": {"bar_figure": "mean_figure"},
-    "methods.dpcore": {"moments": "batch_moments"},
     "parts.adapters.injection": {"bypassed": "adapters_disabled", "steady": "cached_weights"},
     "parts.adapters.thin": {"Entered": "ProductInput", "Part": "RowBlock"},
     "parts.encoder": {"Part": "Segment", "encoder_parts": "encoder_segments"},

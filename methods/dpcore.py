@@ -17,14 +17,13 @@ normalisation of the source images: `stats_preproc`.
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import Method, OptimizerHyperparameters
-from ctta_bench.names import renamed
 from ctta_bench.parts.prompts.class_token import check_class_token, prompted, start_prompts
 from ctta_bench.parts.source.moments import (
     SourceStatistics,
@@ -35,8 +34,7 @@ from ctta_bench.parts.source.moments import (
 )
 from ctta_bench.registry import METHODS
 
-if not TYPE_CHECKING:
-    __getattr__ = renamed(__name__)
+moments = batch_moments  # its name in 0.1.0
 
 
 class PromptCores:
