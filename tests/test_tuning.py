@@ -12,7 +12,12 @@ from typer.testing import CliRunner
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.cli import app
 from ctta_bench.config import presets
-from ctta_bench.config.presets import preset_values, presets_of, search_behind
+from ctta_bench.config.presets import (
+    preset_values,
+    preset_with_search,
+    presets_of,
+    search_behind,
+)
 from ctta_bench.config.validation import parse_assignments
 from ctta_bench.errors import ConfigError
 from ctta_bench.methods.roid import ROID
@@ -182,13 +187,15 @@ def test_the_best_trial_becomes_a_preset_that_a_run_takes(tune: Any) -> None:
 
 def test_a_value_set_by_hand_is_not_called_tuned() -> None:
     for preset, benchmark in (("default", "fashion_c"), ("holdout", "fashion_c")):
-        values = preset_values("tent", preset, benchmark)
-        assert search_behind("tent", values, preset, benchmark, None)
-        assert search_behind("tent", values | {"lr": 0.5}, preset, benchmark, None) is None
-    assert search_behind("tent", {}, "default", "imagenet_c", None) is None
-    streets = search_behind("tent", preset_values("tent", "default", "streets_acdc"), "default",
-                            "streets_acdc", None)  # fmt: skip
-    assert streets == {"command": "ctta-bench grid holdout_streets"}
+        found, values = (
+            get("tent", preset, benchmark) for get in (preset_with_search, preset_values)
+        )
+        assert search_behind(found, values)
+        assert search_behind(found, values | {"lr": 0.5}) is None
+    assert search_behind(preset_with_search("tent", "default", "imagenet_c"), {}) is None
+    streets = preset_with_search("tent", "default", "streets_acdc")
+    behind = search_behind(streets, preset_values("tent", "default", "streets_acdc"))
+    assert behind == {"command": "ctta-bench grid holdout_streets"}
 
 
 def test_the_stored_command_finds_the_same_values_again(tune: Any) -> None:

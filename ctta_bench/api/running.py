@@ -25,7 +25,7 @@ from ctta_bench.config.cell import (
     resolve,
     resolved_cell,
 )
-from ctta_bench.config.presets import preset_values, search_behind
+from ctta_bench.config.presets import preset_values, preset_with_search, search_behind
 from ctta_bench.config.request import CellRequest
 from ctta_bench.config.validation import route_overrides, unknown_key, validate
 from ctta_bench.errors import ConfigError, CttaBenchError, DataError
@@ -200,11 +200,8 @@ def _cell(
         facts,
         notes=[given_model.weights_note] if given_model is not None else [],
         tuned=search_behind(
-            name,
+            preset_with_search(name, request["preset"], of_benchmark, str(asked.model)),
             hyperparameters.model_dump(mode="json"),
-            request["preset"],
-            of_benchmark,
-            str(asked.model),
         )
         if known
         else None,

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
-from ctta_bench.config.presets import preset_name, preset_note, preset_values, search_behind
+from ctta_bench.config.presets import (
+    preset_name,
+    preset_note,
+    preset_with_search,
+    search_behind,
+    without_search,
+)
 from ctta_bench.config.request import CellRequest, recorded_options
 from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
@@ -134,12 +140,12 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         )
     routed = route_overrides(request.set, method_class.Hyperparameters, benchmark_class.Settings)
     request = request_with(request, method=method, benchmark=benchmark, set={}, **routed["cell"])
+    preset = preset_with_search(
+        method, request.preset, benchmark, request.model or benchmark_class.default_model
+    )
     hyperparameters = validate(
         method_class.Hyperparameters,
-        preset_values(
-            method, request.preset, benchmark, request.model or benchmark_class.default_model
-        )
-        | routed["method"],
+        without_search(preset) | routed["method"],
         f"method {method}",
     )
     settings = validate(benchmark_class.Settings, routed["benchmark"], f"benchmark {benchmark}")
@@ -163,9 +169,7 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         built,
         models.facts(model, options),
         notes=(of_preset, models.note(model, options), chosen),
-        tuned=search_behind(
-            method, hyperparameters.model_dump(mode="json"), request.preset, benchmark, model
-        ),
+        tuned=search_behind(preset, hyperparameters.model_dump(mode="json")),
         asked=asked,
     )
 

@@ -119,27 +119,30 @@ def preset_values(
     of the hyper-parameters are used. A preset that ends in .yaml is a file of `ctta-bench tune`.
     Raises ConfigError if the method has no such preset, or none for this benchmark.
     """
-    return {k: v for k, v in _with_search(method, preset, benchmark, model).items() if k != TUNED}
+    return without_search(preset_with_search(method, preset, benchmark, model))
 
 
-def search_behind(
-    method: str, values: Mapping[str, Any], preset: str, benchmark: str, model: str | None
-) -> dict[str, Any] | None:
-    """How the values of a preset were tuned for a benchmark, as its files state; else None.
+def without_search(of_preset: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of what `preset_with_search` returns."""
+    return {k: v for k, v in of_preset.items() if k != TUNED}
 
-    `values`: those of a cell. None too if one of them is not the preset's, so that a searched value
-    which was set by hand is not called tuned.
+
+def search_behind(of_preset: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How the values of a cell were tuned, by what `preset_with_search` returns; else None.
+
+    None too if one of them is not the preset's, so that a searched value which was set by hand is
+    not called tuned.
     """
-    of_preset = _with_search(method, preset, benchmark, model)
-    search: dict[str, Any] | None = of_preset.pop(TUNED, None)
-    same = all(json.dumps(values.get(k)) == json.dumps(v) for k, v in of_preset.items())
+    search: dict[str, Any] | None = of_preset.get(TUNED)
+    preset = without_search(of_preset)
+    same = all(json.dumps(values.get(k)) == json.dumps(v) for k, v in preset.items())
     return search if same else None
 
 
-def _with_search(
+def preset_with_search(
     method: str, preset: str, benchmark: str, model: str | None = None
 ) -> dict[str, Any]:
-    """The values of a preset for a benchmark; under TUNED, how they were chosen."""
+    """`preset_values`, and under TUNED how they were chosen, if they were tuned."""
     sections = presets_of(method)
     if _is_file(preset):
         found = _sections(read_tuned(Path(preset)), method)
