@@ -34,7 +34,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "embedded/tuned.csv": ("tune_fashion_c", "searched.csv"),
     "embedded/tuned_cnn.csv": ("tune_fashion_c_fashion_cnn", "searched.csv"),
     "embedded/vit.csv": ("embedded", "tables/*fashion_vit-????????.csv"),
-    "embedded/against_source.csv": ("embedded", "tables/*fashion_vit-????????-significance.csv"),
     "embedded/cnn.csv": ("embedded_cnn", "tables/*fashion_cnn-????????.csv"),
     "embedded/orders.csv": ("embedded_orders", "tables/*fashion_vit-????????-orders.csv"),
     "embedded/settings.csv": ("embedded_settings", "tables/fashion_c-fashion_vit-settings.csv"),
