@@ -207,6 +207,35 @@ def test_the_stored_command_finds_the_same_values_again(tune: Any) -> None:
     assert Path("again/tuned.yaml").read_text("utf-8") == first
 
 
+def test_the_best_trials_of_a_search_run_again_on_a_longer_stream(tune: Any) -> None:
+    file = Path("runs/tune_toy/tuned.yaml")
+    assert tune("tent", "--budget", "6").exit_code == 0
+    short = yaml.safe_load(file.read_text("utf-8"))["tent"]["toy"]["record"]
+    again = ("--earlier", str(file), "--finalists", "3", "--set", "benchmark.examples=10")
+    assert tune("tent", *again).exit_code == 0
+    text = file.read_text("utf-8")
+    record = yaml.safe_load(text)["tent"]["toy"]["record"]
+    rates = [{k: v for k, v in trial.items() if k != "error"} for trial in record["trials"]]
+    others = sorted(short["trials"][1:], key=lambda trial: trial["error"])[:2]
+    assert rates[0] == {"lr": short["trials"][0]["lr"]}
+    assert sorted(r["lr"] for r in rates[1:]) == sorted(other["lr"] for other in others)
+    assert record["earlier"] == short
+    assert "--earlier" in record["command"] and "--budget" not in record["command"]
+    assert record["error"] == min(trial["error"] for trial in record["trials"])
+    assert tune("tent", *again).exit_code == 0  # its own result still has the whole search
+    assert file.read_text("utf-8") == text
+    assert preset_with_search("tent", str(file), "toy")["tuned"]["trials"] == 6
+
+
+def test_a_file_without_the_search_has_no_best_trials(tune: Any) -> None:
+    file = Path("mine.yaml")
+    entry = {"values": {"lr": 0.1}, "published": {"lr": 0.1}, "record": {"command": "by hand"}}
+    file.write_text(yaml.safe_dump({"tent": {"toy": entry}}), "utf-8")
+    done = tune("tent", "--earlier", str(file))
+    assert done.exit_code == 2
+    assert "mine.yaml has no search of 'tent' on toy" in " ".join(done.output.split())
+
+
 def test_equals_leave_the_published_values(tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tent, "search_space", {"betas": [(0.9, 0.99), (0.8, 0.99)]})  # SGD has none
     done = tune("tent", "--budget", "3", "--format", "json")

@@ -70,6 +70,17 @@ def tune(
             autocompletion=one_of("random", "grid"),
         ),
     ] = "random",
+    earlier: Annotated[
+        Path | None,
+        option(
+            panel=WHAT,
+            help="File of an earlier search (tuned.yaml), whose best trials run on this stream.",
+        ),
+    ] = None,
+    finalists: Annotated[
+        int,
+        option(panel=WHAT, help="With --earlier: trials per method, with the published values."),
+    ] = 4,
     seeds: Annotated[str, option(panel=WHAT, help="Seeds of each trial, e.g. 0,1.")] = "0",
     model: Model = None,
     preset: Annotated[
@@ -100,6 +111,9 @@ def tune(
 
     Every method gets the same number of trials.
 
+    A short stream likes rates that fail on a long one. So search on a short one, then run the best
+    trials again on a longer one: `--earlier runs/tune_BENCHMARK/tuned.yaml`.
+
     Example: `ctta-bench tune tent roid --benchmark fashion_c --budget 8 --set examples=100`
     """
     as_json = check_format(format)
@@ -111,7 +125,7 @@ def tune(
     from ctta_bench.source_models.shared import Models
     from ctta_bench.tuning.choice import write
     from ctta_bench.tuning.plan import Plan, hold_out
-    from ctta_bench.tuning.trials import experiment, trials
+    from ctta_bench.tuning.trials import best_trials, experiment, trials
 
     load_plugins(plugin)
     plan = validate(
@@ -124,6 +138,8 @@ def tune(
             "budget": budget,
             "seed": seed,
             "seeds": seeds_of(seeds),
+            "earlier": earlier,
+            "finalists": finalists,
             "plugins": tuple(plugin or ()),
             "set": parse_assignments(set or ()),
         },
@@ -131,7 +147,7 @@ def tune(
     )
     names = list(dict.fromkeys(registry.METHODS.find(name).name for name in methods))
     domains = hold_out(plan, data_root)
-    planned = {name: trials(name, plan) for name in names}
+    planned = {name: (best_trials if earlier else trials)(name, plan) for name in names}
     described = experiment(planned, plan, domains)
     models = Models(several=True)
     cells = expand(described, data_root=data_root, workers=workers, models=models)
@@ -250,7 +266,7 @@ def _texts(tuned: "Tuned") -> list[str]:
         str(len(tuned.scores)),
         _score(tuned.scores[0]),
         _score(tuned.scores[tuned.best]),
-        "published" if tuned.best == 0 else f"trial {tuned.best}",
+        "published" if tuned.number == 0 else f"trial {tuned.number}",
         ", ".join(f"{key}={tuned.values[key]}" for key in tuned.searched),
     ]
 

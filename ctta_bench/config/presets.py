@@ -79,7 +79,8 @@ def _sections(tuned: dict[str, Any], method: str) -> dict[str, Any]:
 def _search(record: dict[str, Any]) -> dict[str, Any]:
     """What a cell records about a search: its command, domains, images and number of trials."""
     kept = {key: record[key] for key in ("command", "domains", "images") if key in record}
-    return kept | ({"trials": len(record["trials"])} if "trials" in record else {})
+    whole = record.get("earlier", record)  # else `record` is of its best trials, run again
+    return kept | ({"trials": len(whole["trials"])} if "trials" in whole else {})
 
 
 def read_tuned(file: Path) -> dict[str, Any]:

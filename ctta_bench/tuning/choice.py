@@ -16,7 +16,7 @@ from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder, atomic
 from ctta_bench.registry import BENCHMARKS
 from ctta_bench.tuning.plan import Plan, Values
-from ctta_bench.tuning.trials import Trial, published
+from ctta_bench.tuning.trials import Trial, first_search, published
 
 HEAD = "# Written by `ctta-bench tune`; the keys `command` contain its calls.\n"
 
@@ -25,7 +25,8 @@ HEAD = "# Written by `ctta-bench tune`; the keys `command` contain its calls.\n"
 class Tuned:
     """The result of a method's search.
 
-    values: the best preset. scores: mean error or mIoU in % by trial, None for a failed trial.
+    values: the best preset. best: the place of its trial in `scores`, number: the trial's own.
+    scores: mean error or mIoU in % by trial, None for a failed trial.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Tuned:
     published: Values
     searched: tuple[str, ...]
     best: int
+    number: int
     scores: list[float | None]
     record: Values
 
@@ -65,6 +67,7 @@ def outcome(
         first,
         tuple(of_method[0].values),
         best,
+        of_method[best].number,
         scores,
         {
             "command": plan.command(method),
@@ -76,8 +79,17 @@ def outcome(
                 trial.values | {metric: score}
                 for trial, score in zip(of_method, scores, strict=True)
             ],
-        },
+        }
+        | _earlier(method, plan),
     )
+
+
+def _earlier(method: str, plan: Plan) -> Values:
+    """The record of the search whose best trials ran again, if that is what the plan is."""
+    if plan.earlier is None:
+        return {}
+    record = read_tuned(plan.earlier)[method][plan.key]["record"]
+    return {"earlier": first_search(record)}
 
 
 def images_of_trials(plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """The plan of a search: benchmark, budget, seed, and the hold-out domains that it runs on."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ class Plan(BaseModel):
     budget: int = Field(10, ge=1, description="trials per method, including trial 0")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of random trials")
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds of each trial's cells")
+    earlier: Path | None = Field(None, description="an earlier search, whose best trials run again")
+    finalists: int = Field(4, ge=2, description="its trials that run again, with trial 0")
     plugins: tuple[str, ...] = Field((), description="files and modules that register methods")
     set: Values = Field(
         {}, description="settings of the stream, and fixed hyper-parameters, which are not searched"
@@ -48,7 +51,10 @@ class Plan(BaseModel):
         words += [f"--model {self.model}"] if self.model else []
         words += [f"--preset {self.preset}"] if self.preset != "default" else []
         words += [f"--search {self.search}"] if self.search != "random" else []
-        words += [f"--budget {self.budget} --seed {self.seed}"]
+        if self.earlier:
+            words += [f"--earlier {shlex.quote(str(self.earlier))} --finalists {self.finalists}"]
+        else:
+            words += [f"--budget {self.budget} --seed {self.seed}"]
         words += [f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds != (0,) else []
         return " ".join([*words, *set])
 

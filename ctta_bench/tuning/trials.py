@@ -6,8 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.config.experiment import Experiment, MethodEntry
-from ctta_bench.config.presets import preset_values, presets_of
+from ctta_bench.config.presets import preset_values, presets_of, read_tuned
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import BENCHMARKS, METHODS
 from ctta_bench.tuning.plan import Plan, Values
@@ -76,6 +77,40 @@ def trials(method: str, plan: Plan) -> list[Trial]:
             draws = (_drawn(space, source) for _ in range(DRAWS))
             found += list(itertools.islice((new for new in draws if new not in found), 1))
     return [Trial(method, number, values) for number, values in enumerate(found)]
+
+
+def best_trials(method: str, plan: Plan) -> list[Trial]:
+    """Trial 0 and the best others of the plan's earlier search, `plan.finalists` in all.
+
+    A search on a short stream likes rates that fail on a longer one; so its best trials run again
+    on a longer one. Raises ConfigError if the earlier search did not have the method.
+    """
+    assert plan.earlier is not None
+    entry = read_tuned(plan.earlier).get(method, {}).get(plan.key)
+    if "trials" not in (entry or {}).get("record", {}):
+        raise ConfigError(f"{plan.earlier} has no search of {method!r} on {plan.key}.")
+    record = first_search(entry["record"])
+    metric = metric_of(record)
+    sign = metric_named(metric).ascending
+    first, *others = [
+        (trial[metric], Trial(method, number, {k: v for k, v in trial.items() if k != metric}))
+        for number, trial in enumerate(record["trials"])
+    ]
+    ranked = sorted(
+        (sign * score, trial.number, trial) for score, trial in others if score is not None
+    )
+    best = [trial for _, _, trial in ranked[: plan.finalists - 1]]
+    return [first[1], *sorted(best, key=lambda trial: trial.number)]
+
+
+def first_search(record: Values) -> Values:
+    """The record of the whole search; that of finalists has it as `earlier`."""
+    return dict(record.get("earlier", record))
+
+
+def metric_of(record: Values) -> str:
+    """The metric of a stored search, `error` or `miou`: the record has `published_METRIC`."""
+    return next(key for key in record if f"published_{key}" in record)
 
 
 def _drawn(space: Space, source: random.Random) -> Values:
