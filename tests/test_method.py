@@ -172,14 +172,14 @@ def test_a_reset_returns_to_the_state_before_the_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("after", [1, slow(0), slow(5)])
-def test_a_resumed_stream_ends_with_the_same_bits(name: str, after: int) -> None:
-    resumes(lambda: build(name, **ALWAYS.get(name, {})), after)
+@pytest.mark.parametrize(("after", "count"), [(2, 5), slow(0, 12), slow(1, 12), slow(5, 12)])
+def test_a_resumed_stream_ends_with_the_same_bits(name: str, after: int, count: int) -> None:
+    resumes(lambda: build(name, **ALWAYS.get(name, {})), after, count)
 
 
-def resumes(new: Any, after: int) -> None:
-    """Check 12 batches straight against `after`, a checkpoint, a fresh object, and the rest."""
-    batches = stream(12)
+def resumes(new: Any, after: int, count: int = 12) -> None:
+    """Check `count` batches straight against `after`, a checkpoint, a fresh object, and the rest."""
+    batches = stream(count)
     whole, first, second = new(), new(), new()
     expected = [whole(images) for images in batches]
     for images in batches[:after]:
