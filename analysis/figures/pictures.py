@@ -14,11 +14,12 @@ from matplotlib.patches import Patch
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.palette import IGNORE, colours_of
 from ctta_bench.analysis.read.collect import Runs
-from ctta_bench.analysis.read.predictions import read_arrays, read_segmented
+from ctta_bench.analysis.read.predictions import read_segmented
 from ctta_bench.analysis.table.notes import title, upper_first
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, rows
 from ctta_bench.analysis.table.table import safe_name, signed
 from ctta_bench.analysis.tables.classes import classes_of
+from ctta_bench.record.arrays import read_arrays
 from ctta_bench.record.read import UnusableCellError
 from ctta_bench.record.schema import PICTURES_FILE
 from ctta_bench.registry import FIGURES

@@ -1,6 +1,5 @@
 """Does what a run folder states follow from its predictions? Each finding is a sentence."""
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from ctta_bench.analysis.read.cells import read_folder
 from ctta_bench.analysis.read.collect import batches
 from ctta_bench.analysis.read.measure import metric_named
-from ctta_bench.analysis.read.predictions import read_arrays
+from ctta_bench.record.arrays import read_all_arrays
 from ctta_bench.record.progress import progress
 from ctta_bench.record.read import UnusableCellError, arrays_sha256, read_cell, read_json
 from ctta_bench.record.schema import (
@@ -82,7 +81,7 @@ def _check_result(folder: Path, record: CellRecord, found: CheckedCell) -> None:
     cell = read_folder(folder)
     if isinstance(cell, str):
         raise UnusableCellError(cell)
-    result, arrays = read_json(folder, RESULT_FILE), _all_arrays(folder)
+    result, arrays = read_json(folder, RESULT_FILE), read_all_arrays(folder, PREDICTIONS_FILE)
     stated = result.get("predictions_sha256")
     if stated is not None and stated != arrays_sha256(arrays):
         found.findings.append(
@@ -111,12 +110,6 @@ def _check_result(folder: Path, record: CellRecord, found: CheckedCell) -> None:
             )
     found.order = str(result.get("order_sha256") or "")
     found.findings += _batches(folder, arrays, metric.image_values, found.order)
-
-
-def _all_arrays(folder: Path) -> Arrays:
-    with zipfile.ZipFile(folder / PREDICTIONS_FILE) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-    return dict(zip(names, read_arrays(folder, PREDICTIONS_FILE, *names), strict=True))
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

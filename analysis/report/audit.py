@@ -15,13 +15,14 @@ from markupsafe import escape
 from ctta_bench.analysis.paper.printed import PAPER
 from ctta_bench.analysis.read.checks import CheckedCell, check_folder
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.report.contents import OF_ALL, made_tables
+from ctta_bench.analysis.report.contents import OF_ALL, MadeTables, made_tables
 from ctta_bench.analysis.report.headline import headline
 from ctta_bench.analysis.report.write import tables_of_group
 from ctta_bench.analysis.table.table import Table, citation_keys, csv_text
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.errors import RunError
-from ctta_bench.record.find import find_cells, is_report
+from ctta_bench.record.bundle import runs_folder
+from ctta_bench.record.find import bundles_in, find_cells, is_report, report_folder
 from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 
 MAX_OF_FILE = 5  # findings of one file of the report; the last one has the number of others
@@ -50,27 +51,34 @@ class Audit:
 def audit(directory: Path, report: Path | None = None, workers: int = 1) -> Audit:
     """Check the cells below `directory` and their report (default: DIRECTORY/report, if any).
 
+    `directory` may be a bundle; its report is then NAME-report. If it is a folder of bundles, its
+    CSV files are compared with the tables that the runs give, whatever their names.
+
     Example: `audit(Path("runs/quickstart")).findings == []`
 
     Raises RunError if there is no cell, or if `report` is given and is no report.
     """
+    asked, directory = directory, runs_folder(directory)
     folders, strays = find_cells(directory)
     if not folders and not strays:
-        raise RunError(f"{directory}: no cell to check; name a folder of runs.")
+        raise RunError(f"{asked}: no cell to check; name a folder of runs.")
     if report is not None and not is_report(report):
-        raise RunError(f"{report}: is no report; `ctta-bench report {directory}` writes one.")
-    report = directory / "report" if report is None else report
+        raise RunError(f"{report}: is no report; `ctta-bench report {asked}` writes one.")
+    report = report_folder(asked) if report is None else report
     checked = {folder: check_folder(folder) for folder in folders}
     findings = [f"{folder}: {reason}." for folder, reason in strays]
     findings += [f"{folder}: {text}" for folder, cell in checked.items() for text in cell.findings]
     runs = load(directory, workers)
     findings += _orders(runs, checked)
     findings += _copies(runs, checked)
+    findings = [text.replace(str(directory), str(asked)) for text in findings]
     numbers = sum(cell.numbers for cell in checked.values())
-    if not is_report(report):
+    is_loose = bool(directory.is_dir() and bundles_in(directory) and [*directory.glob("*.csv")])
+    if not is_report(report) and not is_loose:
         return Audit(len(folders), numbers, None, findings, [])
+    report = report if is_report(report) else directory
     of_report = _Report(report, directory)
-    of_report.check(runs)
+    (of_report.check_loose if report == directory else of_report.check)(runs)
     return Audit(
         len(folders),
         numbers + of_report.numbers,
@@ -121,8 +129,7 @@ class _Report:
         page = (self.folder / PAGE_FILE).read_text("utf-8")
         known = set()
         for group in groups:
-            made = tables_of_group(group, runs, against)
-            for table in (t for tables in made.values() for t in (*tables.shown, *tables.folded)):
+            for table in _all_of(tables_of_group(group, runs, against)):
                 self._check_table(table)
                 known.add(table.name)
             found = headline(group)
@@ -141,6 +148,24 @@ class _Report:
                     self.not_checked.append(f"tables/{name}")
                 else:
                     self._add(f"tables/{name}", ["no run gives this table"])
+
+    def check_loose(self, runs: Runs) -> None:
+        """Compare each CSV file of the folder with the table of the same columns most like it."""
+        tables = [
+            *(t for g in runs.groups() for t in _all_of(tables_of_group(g, runs, None))),
+            *_all_of(made_tables(runs, OF_ALL)),
+        ]
+        for file in sorted(self.folder.glob("*.csv")):
+            text = file.read_text("utf-8")
+            head, label = text.partition("\n")[0], text.partition(",")[0]
+            known = [t.to_csv() for t in tables]
+            alike = [_rows(t, [label]) for t in known if t.partition("\n")[0] == head]
+            if not alike:
+                self.not_checked.append(file.name)
+                continue
+            stored = _rows(text, [label])
+            likest = max(alike, key=lambda rows: sum(stored.get(k) == v for k, v in rows.items()))
+            self._compare(file.name, likest, [label])
 
     def _check_table(self, table: Table) -> None:
         label = table.header[0]
@@ -212,6 +237,10 @@ class _Report:
         if len(texts) > MAX_OF_FILE:
             shown[-1:] = [f"{len(texts) - MAX_OF_FILE + 1} more places do not hold"]
         self.findings += [f"{self.folder / name}: {text}." for text in shown]
+
+
+def _all_of(made: Mapping[str, MadeTables]) -> list[Table]:
+    return [table for tables in made.values() for table in (*tables.shown, *tables.folded)]
 
 
 def _rows(text: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:

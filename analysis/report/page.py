@@ -248,7 +248,8 @@ def _decimal(value: Any) -> str:
 
 
 def _relative(folder: Path, directory: Path) -> str:
-    return str(folder.relative_to(directory)) if folder != directory else folder.name
+    is_below = folder != directory and folder.is_relative_to(directory)
+    return str(folder.relative_to(directory)) if is_below else folder.name
 
 
 def _code(text: str) -> Markup:

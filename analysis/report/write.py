@@ -47,7 +47,8 @@ from ctta_bench.analysis.table.table import Table, citation_keys, csv_text, writ
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.analysis.tables.protocol import methods_left_out
 from ctta_bench.errors import ConfigError, RunError
-from ctta_bench.record.find import is_report
+from ctta_bench.record.bundle import runs_folder
+from ctta_bench.record.find import is_report, report_folder
 from ctta_bench.record.schema import PAGE_FILE, RESULTS_TABLE_FILE
 from ctta_bench.registry import canonical
 
@@ -83,6 +84,8 @@ def write_report(
 ) -> ReportFiles:
     """Write the report on the runs below `directory` to `output` (default: DIRECTORY/report).
 
+    `directory` may be a bundle; the report is then next to it, NAME-report.
+
     Example: `write_report(Path("runs/quickstart")).page`
 
     If runs kept their models, the report also shows the geometry of their weights and, with
@@ -98,16 +101,17 @@ def write_report(
     """
     if against not in (None, PAPER):
         raise ConfigError(f"--against {against!r}: choose {PAPER!r}, the only one.")
+    asked, directory = directory, runs_folder(directory)
     runs = load(directory, workers)
     measured, damaged = find_records(directory)
     runs.left_out.extend(damaged)
     if runs.cells.empty and not measured:
         reasons = "".join(f" {folder.name}: {reason}." for folder, reason in runs.left_out[:3])
         raise RunError(
-            f"{directory}: no cell to report on; run one first, e.g. `ctta-bench grid quickstart`."
+            f"{asked}: no cell to report on; run one first, e.g. `ctta-bench grid quickstart`."
             + reasons
         )
-    output = directory / "report" if output is None else output
+    output = report_folder(asked) if output is None else output
     with _swapped_in(output) as draft:
         groups, names = runs.groups(), sorted(runs.cells["method"].unique())
         methods = [
@@ -135,7 +139,7 @@ def write_report(
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
-        again = _again(directory, output, against, canvas, printing)
+        again = _again(asked, output, against, canvas, printing)
         page = render(directory, runs, sections, facts, again, printing)
         (draft / PAGE_FILE).write_text(page, "utf-8")
     return ReportFiles(
@@ -276,7 +280,7 @@ def _again(
 ) -> str:
     """The command that makes the report again."""
     words = ["ctta-bench", "report", str(directory)]
-    words += ["--out", str(output)] if output != directory / "report" else []
+    words += ["--out", str(output)] if output != report_folder(directory) else []
     words += ["--against", against] if against else []
     words += ["--columns", str(canvas.columns)] if canvas.columns else []
     words += ["--ours", printing.ours] if printing.ours else []

@@ -18,6 +18,7 @@ from ctta_bench.cli import (
     models,
     reporting,
     running,
+    sharing,
     status,
     tuning,
 )
@@ -38,6 +39,7 @@ new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a templa
 
 
 GET, WRITE = "Methods, models and data", "Write a method or benchmark"
+SHARE = "Share and verify results"
 
 
 def _add(group: typer.Typer, panel: str | None, **commands: Any) -> None:
@@ -64,6 +66,7 @@ _add(
     attention=reporting.attention,
     export=models.export,
 )
+_add(app, SHARE, bundle=sharing.bundle)
 _add(app, GET, list=listing.list_entries, train_source=models.train_source)
 _add(app, WRITE, check=authoring.check, parity=authoring.parity)
 app.add_typer(data_app, name="data", rich_help_panel=GET)

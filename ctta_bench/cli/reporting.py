@@ -31,7 +31,7 @@ Out = Annotated[
 
 @command
 def report(
-    directory: Annotated[Path | None, typer.Argument(help="Folder of runs.")] = None,
+    directory: Annotated[Path | None, typer.Argument(help="Folder of runs, or a bundle.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report.", show_default="DIRECTORY/report")
     ] = None,
@@ -138,7 +138,7 @@ def open_page(page: Path) -> None:
 
 @command
 def audit(
-    directory: Annotated[Path, typer.Argument(help="Folder of runs.")],
+    directory: Annotated[Path, typer.Argument(help="Folder of runs, or a bundle.")],
     report: Annotated[
         Path | None, typer.Option(help="Folder of the report.", show_default="DIRECTORY/report")
     ] = None,
@@ -147,8 +147,8 @@ def audit(
 ) -> None:
     """Compute every number of runs and of their report again, and list what does not hold.
 
-    Names, hashes, orders and footnotes are checked as well. The exit code is 1 if anything does
-    not hold.
+    The runs are a folder, a bundle, or a folder of bundles whose CSV files are then checked. Names,
+    hashes, orders and footnotes are checked as well. The exit code is 1 if anything does not hold.
 
     Example: `ctta-bench audit runs/quickstart`
     """
@@ -163,7 +163,7 @@ def audit(
         for finding in found.findings:
             typer.echo(finding)
         for file in found.not_checked:
-            print_error(f"{file}: its numbers are of weights, not of predictions", "not checked")
+            print_error(f"{file}: its numbers do not come from predictions", "not checked")
         if found.report is None:
             print_error(f"{directory}: there is no report, so only cells were checked", "note")
         result = f"{len(found.findings)} do not hold" if found.findings else "all hold"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctta_bench.errors import RunError
+from ctta_bench.record.bundle import runs_folder
 from ctta_bench.record.read import has_file
 from ctta_bench.record.schema import CELL_FILE, PAGE_FILE, RESULTS_TABLE_FILE, SIGNS_OF_A_RUN
 
@@ -15,9 +16,11 @@ _OTHER_FOLDERS = {"report", "looking", "logs", "slurm"}
 def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """Folders with a cell.yaml at most three levels down; other folders, each with a reason.
 
-    Hidden folders and those called `report`, `looking`, `logs` or `slurm` are skipped. Raises
+    Hidden folders and those called `report`, `looking`, `logs` or `slurm` are skipped. A bundle is
+    read as the folder of its runs, and so are the bundles of a folder without cells. Raises
     RunError if the directory does not exist.
     """
+    directory = runs_folder(directory)
     if not directory.is_dir():
         raise RunError(
             f"{directory}: no such folder; name the folder of an experiment, e.g. runs/quickstart."
@@ -27,7 +30,14 @@ def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     cells: list[Path] = []
     strays: list[tuple[Path, str]] = []
     _search(directory, SEARCH_DEPTH, cells, strays)
+    for bundle in () if cells else bundles_in(directory):
+        _search(runs_folder(bundle), SEARCH_DEPTH, cells, strays)
     return cells, strays
+
+
+def bundles_in(directory: Path) -> list[Path]:
+    """The zip archives directly in a folder, which should be bundles."""
+    return sorted(directory.glob("*.zip"))
 
 
 def _search(directory: Path, depth: int, cells: list[Path], strays: list[tuple[Path, str]]) -> None:
@@ -62,6 +72,11 @@ def _subfolders(directory: Path) -> Iterator[Path]:
         )
     for name in names:
         yield directory / name
+
+
+def report_folder(runs: Path) -> Path:
+    """Where the report of a folder of runs, or of a bundle, is by default."""
+    return runs / "report" if runs.is_dir() else runs.with_name(f"{runs.stem}-report")
 
 
 def is_report(folder: Path) -> bool:

@@ -1,0 +1,88 @@
+"""Results for others: bundles."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctta_bench.cli.command import (
+    Format,
+    Plugin,
+    check_format,
+    command,
+    load_plugins,
+    print_error,
+    print_json,
+)
+from ctta_bench.errors import ConfigError
+
+
+@command
+def bundle(
+    directory: Annotated[Path, typer.Argument(metavar="RUNS", help="Folder of runs.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="NAME.zip", help="The file to write.")
+    ],
+    scores: Annotated[
+        bool,
+        typer.Option(
+            "--scores",
+            help="Store confidences and other scores of each image, losses and times, too.",
+        ),
+    ] = False,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Of plug-ins, store the hashes only.")
+    ] = False,
+    title: Annotated[str, typer.Option(help="What the runs are, in a few words.")] = "",
+    contact: Annotated[str, typer.Option(help="Whom to ask about the runs.")] = "",
+    licence: Annotated[str, typer.Option(help="Licence of the bundle, e.g. CC-BY-4.0.")] = "",
+    citation: Annotated[
+        str, typer.Option(metavar="TEXT|FILE", help="How to cite the runs: a text or a .bib file.")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Write it without a question.")] = False,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Write one small file with cells and predictions, which others can check and rank.
+
+    It has no weights, images, paths, hosts or names of users. What it has is shown before it is
+    written.
+
+    Example: `ctta-bench bundle runs/quickstart -o quickstart.zip`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.analysis.sharing.bundle import draft_bundle
+    from ctta_bench.record.bundle import write_bundle
+
+    if out.exists() and not force and not dry_run:
+        raise ConfigError(f"{out}: exists; give another name, or --force to replace it.")
+    cited = Path(citation).read_text("utf-8") if citation.endswith(".bib") else citation
+    about = {"title": title, "contact": contact, "licence": licence, "citation": cited.strip()}
+    draft = draft_bundle(directory, scores=scores, code=not no_code, about=about)
+    if not as_json:
+        for line in draft.lines():
+            typer.echo(line)
+    for folder, reason in draft.left_out:
+        print_error(f"{folder}: {reason}", "left out")
+    asks = not (yes or as_json or dry_run) and sys.stdin.isatty()
+    if dry_run or (asks and not typer.confirm(f"Write {out}?", default=True)):
+        return
+    manifest = write_bundle(out, draft.contents, draft.about)
+    if as_json:
+        print_json(_facts(out, manifest))
+    else:
+        typer.echo(f"bundle: {out.resolve()} ({out.stat().st_size / 1e6:.2f} MB)")
+
+
+def _facts(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "file": out,
+        "bytes": out.stat().st_size,
+        **{key: value for key, value in manifest.items() if key != "members"},
+    }
