@@ -66,7 +66,7 @@ _add(
     attention=reporting.attention,
     export=models.export,
 )
-_add(app, SHARE, bundle=sharing.bundle)
+_add(app, SHARE, bundle=sharing.bundle, verify=sharing.verify)
 _add(app, GET, list=listing.list_entries, train_source=models.train_source)
 _add(app, WRITE, check=authoring.check, parity=authoring.parity)
 app.add_typer(data_app, name="data", rich_help_panel=GET)

@@ -1,12 +1,14 @@
-"""Results for others: bundles."""
+"""Results for others: bundles, and their verification."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from ctta_bench.cli.command import (
+    DataRoot,
+    Device,
     Format,
     Plugin,
     check_format,
@@ -15,7 +17,9 @@ from ctta_bench.cli.command import (
     print_error,
     print_json,
 )
+from ctta_bench.cli.completion import one_of
 from ctta_bench.errors import ConfigError
+from ctta_bench.record.schema import DEPTHS, VERIFIED
 
 
 @command
@@ -86,3 +90,88 @@ def _facts(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         "bytes": out.stat().st_size,
         **{key: value for key, value in manifest.items() if key != "members"},
     }
+
+
+@command
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="NAME.zip", help="A bundle.")],
+    depth: Annotated[
+        str,
+        typer.Option(
+            metavar="recount|replay|full",
+            help="recount: every number, hash, label and order; replay: also the first batches of "
+            "some cells, run again; full: all cells as a whole, run again.",
+            autocompletion=one_of(*DEPTHS),
+        ),
+    ] = "recount",
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of a cell to run again, or its beginning; repeatable.",
+            show_default="three, spread by a hash",
+        ),
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Batches of each cell that `replay` runs.")
+    ] = 10,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Points that the metric may differ if device, threads or versions are others.",
+        ),
+    ] = 0.5,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Import the plug-ins in the bundle: code of others.")
+    ] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write NAME.verified.json, which `leaderboard` reads.")
+    ] = False,
+    device: Device = None,
+    data_root: DataRoot = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Check a bundle of others: recount its numbers, or also run its cells again.
+
+    Nothing of the bundle is executed without --run-code. The exit code is 1 if anything does not
+    hold.
+
+    Example: `ctta-bench verify quickstart.zip --depth replay --batches 20`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.api.verifying import verify as verify_bundle
+    from ctta_bench.record.folder import write_json
+
+    found = verify_bundle(
+        file,
+        cast(Any, depth),
+        cells=cell or (),
+        batches=batches,
+        run_code=run_code,
+        tolerance=tolerance,
+        device=device,
+        data_root=data_root,
+    )
+    if save:
+        write_json(file.with_suffix(VERIFIED), found.record())
+    if as_json:
+        print_json(found.record())
+    else:
+        for name, (kind, text) in found.findings:
+            typer.echo(f"{kind}: {name + ': ' if name else ''}{text}")
+        for note in dict.fromkeys(found.notes):
+            print_error(note, "note")
+        for done in found.replayed:
+            how = "bit by bit" if done.exact else "within the tolerance"
+            typer.echo(
+                f"run again: {done.cell}: {done.batches} batches, {done.images:,} images, "
+                f"{100 * done.same:.2f} % equal predictions (compared {how})"
+            )
+        result = f"{len(found.findings)} do not hold" if found.findings else "all hold"
+        typer.echo(
+            f"{found.cells} cells, {found.numbers:,} numbers, verified at depth {depth}: {result}"
+        )
+    if found.findings:
+        raise typer.Exit(1)

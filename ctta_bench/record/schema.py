@@ -47,6 +47,11 @@ RESULTS_TABLE_FILE = "results.csv"
 COST = "cost"  # value of their key `kind`
 COST_SCHEMA_VERSION = 1
 
+# -- files of a bundle (`ctta-bench bundle`)
+
+VERIFIED = ".verified.json"  # ending of the file that `ctta-bench verify --save` writes next to it
+DEPTHS = ("recount", "replay", "full")  # of a verification
+
 # -- keys
 
 WARM_UP = "warm-up"  # the `kind` in the record of a warm-up

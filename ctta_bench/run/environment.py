@@ -37,6 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "host": platform.node(),
         "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),  # its vector instructions, which round
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
