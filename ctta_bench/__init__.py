@@ -1,6 +1,6 @@
 """ctta-bench: continual test-time adaptation, every method on every benchmark by one protocol.
 
-    result = ctta_bench.evaluate("tent", "fashion_c", examples=200)
+    result = ctta_bench.evaluate("tent", "scenes_c", examples=200)
     result = ctta_bench.evaluate("tent", (images, labels), model=network)
     ctta_bench.compare(source, result)
 
@@ -51,6 +51,21 @@ _HOMES = {
     "Method": "method",
     "check_benchmark": "authoring.benchmark_checks",
 }
+# What other suites call it: timm, RobustBench, mteb.
+_ELSEWHERE = {
+    "create_model": "load_model(NAME)",
+    "get_model": "load_model(NAME)",
+    "list_pretrained": 'list_models("timm:*")',
+    "clean_accuracy": 'evaluate("source", (images, labels), model=network).accuracy',
+    "load_cifar10c": 'load_benchmark("cifar10_c", root=FOLDER)',
+    "load_cifar100c": 'load_benchmark("cifar100_c", root=FOLDER)',
+    "load_imagenetc": 'load_benchmark("imagenet_c", root=FOLDER)',
+    "get_benchmark": "load_benchmark(NAME)",
+    "get_benchmarks": "list_benchmarks()",
+    "get_task": "load_benchmark(NAME)",
+    "get_tasks": "list_benchmarks()",
+    "MTEB": "evaluate_many(METHODS, BENCHMARKS)",
+}
 
 if TYPE_CHECKING:
     from ctta_bench.api import (
@@ -86,7 +101,8 @@ find_renamed_modules()
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
-    raise AttributeError(f"module 'ctta_bench' has no attribute {name!r}")
+    here = f"; here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module 'ctta_bench' has no attribute {name!r}{here}")
 
 
 def __dir__() -> list[str]:

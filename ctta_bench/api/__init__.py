@@ -1,6 +1,6 @@
 """The suite from Python: what there is, your own data and model, results, and everyday use.
 
-    result = ctta_bench.evaluate("tent", "fashion_c", examples=200)
+    result = ctta_bench.evaluate("tent", "scenes_c", examples=200)
     print(result.error, result.by_domain)
 
 `ctta_bench` has the same names.

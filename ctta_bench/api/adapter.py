@@ -195,7 +195,7 @@ def adapt(
 ) -> Adapter:
     """A model that adapts to the images that it predicts.
 
-        adapter = ctta_bench.adapt("fashion_vit", "tent", lr=1e-3)
+        adapter = ctta_bench.adapt("scenes_vit", "tent", lr=1e-3)
         for images in camera:  # uint8 or floats in [0, 1], [n, 3, H, W]
             logits = adapter(images)
         adapter.save("state.pt"); adapter.reset(); adapter.export("adapted.safetensors")
@@ -216,6 +216,10 @@ def adapt(
     Raises ConfigError for an unknown name, MethodError if the method does not support the model or
     needs source data.
     """
+    if isinstance(model, str) and model in METHODS.names():
+        raise ConfigError(
+            f"adapt: {model!r} is a method; the model is first: adapt(MODEL, METHOD)."
+        )
     prepared = load_model(model).to(chosen_device(device)).eval()
     if precision == "float64":
         prepared = prepared.double()

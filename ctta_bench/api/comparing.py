@@ -75,7 +75,7 @@ class Comparison:
 def compare(*results: Given | Iterable[Result]) -> Comparison:
     """Methods next to each other, with paired differences from the source model.
 
-        source, tent = (evaluate(name, "fashion_c", examples=50) for name in ("source", "tent"))
+        source, tent = (evaluate(name, "scenes_c", examples=50) for name in ("source", "tent"))
         compare(source, tent)
 
     results: Results, run folders, folders of runs, or lists of Results. All must share benchmark,

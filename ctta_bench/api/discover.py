@@ -303,7 +303,7 @@ def describe(name: str) -> Description:
     """The card of a method, benchmark, model, setting or experiment, by its name.
 
         describe("tent")                 # hyper-parameters, presets, paper
-        describe("fashion_c").settings   # what can be chosen about its stream
+        describe("scenes_c").settings   # what can be chosen about its stream
 
     Raises ConfigError for an unknown name, with a similar one.
     """

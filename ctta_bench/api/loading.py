@@ -15,6 +15,7 @@ from ctta_bench.method import Method, Precision
 from ctta_bench.model import Regime, SourceModel
 from ctta_bench.model.preprocessing import (
     Preprocessing,
+    input_size,
     own_preprocessing,
     recorded_preprocessing,
 )
@@ -40,7 +41,7 @@ def load_model(
 ) -> SourceModel:
     """Build the source model that methods adapt.
 
-        load_model("fashion_vit")  # a registered name
+        load_model("scenes_vit")  # a registered name
         load_model(network, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224)
         load_model(network, features="norm", head="head")
         load_model(encoder, head=zero_shot_head)  # a backbone, and a head on its features
@@ -54,7 +55,8 @@ def load_model(
             images [n, 3, H, W] in [0, 1] to the network's input.
         mean, std: normalisation of a module, for images in [0, 1]; by default that of its
             `pretrained_cfg` (timm), or none.
-        size: pixels to which images are resized for a module, or (height, width).
+        size: pixels to which images are resized for a module, or (height, width). With an own
+            preprocessing nothing is resized: the size of its output, if it is not recorded.
         features: the name of the module whose output are the features, for methods that use any; by
             default the inputs of the last linear layer. It is checked that head and features give
             the network's own logits.
@@ -67,6 +69,11 @@ def load_model(
     """
     given = {"mean": mean, "std": std, "size": size, "features": features, "head": head}
     of_module = [key for key, value in given.items() if value not in (None, "")]
+    if not isinstance(model, str | nn.Module):
+        raise ConfigError(
+            f"load_model: {model!r:.80}: give a name (list_models()) or a module from normalised "
+            "images to logits."
+        )
     if isinstance(model, SourceModel) or not isinstance(model, nn.Module):
         if of_module:
             raise ConfigError(f"load_model: {of_module[0]}= is for a module of your own.")
@@ -81,12 +88,13 @@ def load_model(
     network: nn.Module = model
     if isinstance(head, nn.Module):
         network, features, head = Headed(model, head), features or "backbone", "head"
+    sides = (size, size) if isinstance(size, int) else size
     if not callable(preprocessing):
-        chosen = _preprocessing(model, preprocessing, mean, std, size)
-    elif {"mean", "std", "size"} & set(of_module):
-        raise ConfigError("load_model: give a function as preprocessing, or mean, std and size.")
+        chosen = _preprocessing(model, preprocessing, mean, std, sides)
+    elif {"mean", "std"} & set(of_module):
+        raise ConfigError("load_model: give a function as preprocessing, or mean and std.")
     else:
-        chosen = own_preprocessing(preprocessing)
+        chosen = own_preprocessing(preprocessing, sides or input_size(model))
     title = name or type(model).__name__
     built = SourceModel(network, name=title, preprocessing=chosen, features=features, head=head)
     _check_output(built)
@@ -111,11 +119,10 @@ def _preprocessing(
     regime: Regime,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
-    size: int | tuple[int, int] | None,
+    size: tuple[int, int] | None,
 ) -> Preprocessing:
     """The pre-processing that is given for a module, and for the rest that of its record."""
-    sides = (size, size) if isinstance(size, int) else size
-    recorded = recorded_preprocessing(model, regime, sides)
+    recorded = recorded_preprocessing(model, regime, size)
     if mean is None and std is None:
         return recorded
     if mean is None or std is None:
@@ -245,10 +252,10 @@ def load_method(
     Raises ConfigError for an unknown name, preset or hyper-parameter, MethodError if the method
     does not support the model.
     """
-    entry = METHODS.get(name)
-    values = preset_values(name, preset or "default", benchmark) | overrides
+    entry, source_model = METHODS.get(name), load_model(model)
+    values = preset_values(name, preset or "default", benchmark, source_model.name) | overrides
     hyperparameters = validate(entry.Hyperparameters, values, f"method {name}")
     method: Method = entry(
-        load_model(model), hyperparameters, seed=seed, precision=precision, window=window
+        source_model, hyperparameters, seed=seed, precision=precision, window=window
     )
     return method

@@ -45,7 +45,7 @@ _NOT_KEPT = (*OWNER_FILES, *STATE_FILES)
 class Result:
     """The result of `evaluate`: its numbers, and the files that a run leaves on disk.
 
-        result = ctta_bench.evaluate("tent", "fashion_c", examples=50)
+        result = ctta_bench.evaluate("tent", "scenes_c", examples=50)
         result.error, result.by_domain  # in %
         result.to_frame()               # one row per round and domain
         result.predictions              # one row per image
@@ -69,7 +69,7 @@ class Result:
     def load(cls, folder: Path | str) -> "Result":
         """The result in a finished run folder, or in a folder that has one.
 
-        Example: `Result.load("runs/mine/tent-fashion_c-fashion_vit-seed0-1a2b3c4d").error`
+        Example: `Result.load("runs/mine/tent-scenes_c-scenes_vit-seed0-1a2b3c4d").error`
 
         Raises RunError for a folder without a finished cell, or with several.
         """

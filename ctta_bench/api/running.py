@@ -13,38 +13,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from ctta_bench.api.cells import MethodLike, cell_of, class_of, method_name
 from ctta_bench.api.comparing import Comparison, compare, report
-from ctta_bench.api.loading import load_benchmark, load_model
 from ctta_bench.api.progress import Bar, Callback, Callbacks, is_shown
 from ctta_bench.api.results import Result
-from ctta_bench.config.cell import (
-    Cell,
-    Given,
-    model_options,
-    needs_its_classes,
-    resolve,
-    resolved_cell,
-)
-from ctta_bench.config.presets import preset_values, preset_with_search, search_behind
-from ctta_bench.config.request import CellRequest
-from ctta_bench.config.validation import route_overrides, unknown_key, validate
-from ctta_bench.errors import ConfigError, CttaBenchError, DataError
+from ctta_bench.errors import ConfigError, CttaBenchError
 from ctta_bench.method import Method, Precision
-from ctta_bench.model import SourceModel
 from ctta_bench.record.folder import RunFolder
-from ctta_bench.registry import METHODS, canonical
+from ctta_bench.registry import METHODS
 from ctta_bench.run.checkpoint import DEFAULT_INTERVAL
 from ctta_bench.run.engine import run_cell
 from ctta_bench.run.environment import chosen_device
 from ctta_bench.run.loggers import Logger
 from ctta_bench.run.options import RunOptions
 from ctta_bench.source_models.shared import Models
-from ctta_bench.stream import Benchmark
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MethodLike = str | Method | type[Method]
 _NO_CHECKPOINTS = "99999999s"
 
 
@@ -73,10 +59,10 @@ def evaluate(
 ) -> Result:
     """Run a method on the stream of a benchmark, and return its result.
 
-        evaluate("tent", "fashion_c", examples=100, lr=1e-3)
+        evaluate("tent", "scenes_c", examples=100, lr=1e-3)
         evaluate("tent", (images, labels), model=network).accuracy
-        evaluate("cotta", "fashion_c", out="runs/mine")  # resumes if called again
-        evaluate(load_method("tent", model), load_benchmark("fashion_c"))
+        evaluate("cotta", "scenes_c", out="runs/mine")  # resumes if called again
+        evaluate(load_method("tent", model), load_benchmark("scenes_c"))
 
     Args:
         method: a registered name (`list_methods()`), a class, or a method that is built and has not
@@ -126,7 +112,7 @@ def evaluate(
     if keep_models != "none" and out is None:
         raise ConfigError("keep_models: adapted networks are stored in a run folder; give out=.")
     models = Models()
-    cell = _cell(method, benchmark, model, request, settings, models)
+    cell = cell_of(method, benchmark, model, request, settings, models)
     if isinstance(method, Method):
         device = str(method.device)
     named = f"{METHODS.display_name(cell.request.method)} on {cell.request.benchmark}"
@@ -146,140 +132,6 @@ def evaluate(
         path = Path(folder).expanduser() / cell.id
         run_cell(cell, RunFolder(path), options, models=models)
         return Result.load(path)
-
-
-def _cell(
-    method: MethodLike,
-    benchmark: Any,
-    model: str | nn.Module | None,
-    request: dict[str, Any],
-    settings: Mapping[str, Any],
-    models: Models,
-) -> Cell:
-    """The cell of names and objects."""
-    if isinstance(method, str) and isinstance(benchmark, str) and isinstance(model, str | None):
-        names = {"method": method, "benchmark": benchmark, "model": model, "set": dict(settings)}
-        return resolve(validate(CellRequest, request | names, "evaluate"), models)
-    built = load_benchmark(benchmark, root=request["data_root"])
-    if isinstance(method, Method):
-        return _cell_of_built(method, built, model, request, settings)
-    entry = _class(method)
-    name = METHODS.find(method).name if isinstance(method, str) else method_name(entry)
-    routed = route_overrides(dict(settings), entry.Hyperparameters, built.Settings)
-    if routed["benchmark"]:
-        built = load_benchmark(built, **routed["benchmark"])
-    of_benchmark = built.name if built.published or isinstance(benchmark, str) else "any"
-    known = METHODS.name_of(entry) is not None
-    values = preset_values(name, request["preset"], of_benchmark) if known else {}
-    hyperparameters = validate(entry.Hyperparameters, values | routed["method"], f"method {name}")
-    chosen = model or built.default_model
-    if not chosen:
-        raise ConfigError(f"{built.name} has no default model; give model=.")
-    given_model = None if isinstance(chosen, str) else load_model(chosen)
-    asked = validate(
-        CellRequest,
-        request
-        | routed["cell"]
-        | {
-            "method": name,
-            "benchmark": built.name,
-            "model": chosen if given_model is None else given_model.name,
-        },
-        "evaluate",
-    )
-    if given_model is None:
-        facts = models.facts(str(chosen), model_options(asked, built, entry))
-    else:
-        check_classes(given_model, built, entry)
-        facts = given_model.sha256(), given_model.preprocessing.record()
-    return resolved_cell(
-        asked,
-        entry,
-        hyperparameters,
-        built,
-        facts,
-        notes=[given_model.weights_note] if given_model is not None else [],
-        tuned=search_behind(
-            preset_with_search(name, request["preset"], of_benchmark, str(asked.model)),
-            hyperparameters.model_dump(mode="json"),
-        )
-        if known
-        else None,
-        given=Given(built, given_model, entry),
-    )
-
-
-def _cell_of_built(
-    method: Method,
-    benchmark: Benchmark,
-    model: str | nn.Module | None,
-    request: dict[str, Any],
-    settings: Mapping[str, Any],
-) -> Cell:
-    """The cell of a method that is built on its model."""
-    if method.started:
-        raise ConfigError(
-            f"{method.title}: has been run already; build it again with load_method(...)."
-        )
-    if model is not None and model is not method.model:
-        raise ConfigError("model=: this method is built on its model already; leave it out.")
-    wrong = [key for key in settings if key not in benchmark.Settings.model_fields]
-    if wrong:
-        known = benchmark.Settings.model_fields
-        own = wrong[0] in type(method).Hyperparameters.model_fields
-        raise ConfigError(
-            f"{wrong[0]}: this method is built; give its hyper-parameters to load_method(...)."
-            if own
-            else f"evaluate: {unknown_key(wrong[0], known)}"
-        )
-    if settings:
-        benchmark = load_benchmark(benchmark, **settings)
-    check_classes(method.model, benchmark, type(method), built=True)
-    asked = validate(
-        CellRequest,
-        request
-        | {
-            "method": method_name(type(method)),
-            "benchmark": benchmark.name,
-            "model": method.model.name,
-            "precision": method.precision,
-            "window": method.window,
-            "adapt": method.adapts,
-        },
-        "evaluate",
-    )
-    facts = method.model.sha256(), method.model.preprocessing.record()
-    notes = [method.model.weights_note]
-    given = Given(benchmark, method.model, method)
-    return resolved_cell(asked, type(method), method.hp, benchmark, facts, notes=notes, given=given)
-
-
-def method_name(entry: type[Method]) -> str:
-    """The registry name of a method's class, or the name of the class if it has none."""
-    return METHODS.name_of(entry) or canonical(entry.__name__)
-
-
-def check_classes(
-    model: SourceModel, benchmark: Benchmark, method: type[Method], *, built: bool = False
-) -> None:
-    """Raise DataError if a model does not have the classes of a benchmark.
-
-    built: a method has been built on the model, so that its logits are not cut any more.
-    """
-    chosen, logits = benchmark.model_classes(), model.known_classes
-    if logits is None:
-        return
-    if built and chosen is not None and logits != len(chosen):
-        raise DataError(
-            f"{benchmark.name} has {len(chosen)} classes and {model.name} {logits} "
-            "logits: call model.keep_classes(benchmark.model_classes()) before building the method."
-        )
-    needed = needs_its_classes(benchmark, method) and logits != benchmark.num_classes
-    if needed or (not benchmark.fixed_classes and logits < benchmark.num_classes):
-        raise DataError(
-            f"{benchmark.name} has {benchmark.num_classes} classes and {model.name} {logits} "
-            "logits: give the model that was trained on these classes."
-        )
 
 
 class Results(list[Result]):
@@ -332,8 +184,8 @@ def evaluate_many(
     methods: Iterable[MethodLike] | Mapping[str, Mapping[str, Any]],
     benchmarks: Any,
     *,
-    models: Iterable[str | nn.Module | None] = (None,),
-    seeds: Iterable[int] = (0,),
+    models: str | nn.Module | Iterable[str | nn.Module | None] = (None,),
+    seeds: int | Iterable[int] = (0,),
     jobs: int = 1,
     out: Path | str | None = None,
     progress: bool | None = None,
@@ -341,15 +193,15 @@ def evaluate_many(
 ) -> Results:
     """Run every method on every benchmark, with every model and seed.
 
-        results = evaluate_many(["source", "tent"], "fashion_c", seeds=range(3), examples=50)
+        results = evaluate_many(["source", "tent"], "scenes_c", seeds=range(3), examples=50)
         results.compare()
-        evaluate_many({"tent": {"lr": 1e-3}, "cotta": {}}, ["fashion_c"], out="runs/mine")
+        evaluate_many({"tent": {"lr": 1e-3}, "cotta": {}}, ["scenes_c"], out="runs/mine")
 
     Args:
         methods: names or classes, or a mapping of names to their own hyper-parameters.
         benchmarks: one, or a list of them, in the forms that `evaluate` takes.
-        models: source models; None: the benchmark's own.
-        seeds: seeds.
+        models: one source model or several; None: the benchmark's own.
+        seeds: one or several.
         jobs: processes of one thread each; more than one needs the CPU and a system with fork
             (Linux).
         out: a folder of runs, where an interrupted grid resumes; by default nothing stays on disk.
@@ -359,8 +211,10 @@ def evaluate_many(
     A hyper-parameter is given to the methods that have it. A cell that fails does not stop the
     others: `failures` of the result has the reasons.
     """
-    if isinstance(methods, str | type | Method):
-        methods = [methods]
+    if isinstance(methods, str | type | Method | nn.Module):
+        methods = [methods]  # a network is refused below
+    models = [models] if isinstance(models, str | nn.Module) else models
+    seeds = [seeds] if isinstance(seeds, int) else seeds
     built = [one for one in methods if isinstance(one, Method)]
     if built:
         raise ConfigError(
@@ -368,6 +222,8 @@ def evaluate_many(
             "name or its class."
         )
     own = methods if isinstance(methods, Mapping) else {method: {} for method in methods}
+    for method in own:
+        class_of(method)  # a misspelt one fails before the first cell runs
     several = benchmarks if isinstance(benchmarks, list) else [benchmarks]
     product = itertools.product(own.items(), several, list(models), list(seeds))
     tasks = {
@@ -395,14 +251,9 @@ def _of_method(
     settings: Mapping[str, Any], method: MethodLike, methods: Iterable[MethodLike]
 ) -> dict[str, Any]:
     """The settings without hyper-parameters that only other methods of the grid have."""
-    keys = {one: set(_class(one).Hyperparameters.model_fields) for one in methods}
+    keys = {one: set(class_of(one).Hyperparameters.model_fields) for one in methods}
     others = set().union(*keys.values()) - keys[method]
     return {key: value for key, value in settings.items() if key not in others}
-
-
-def _class(method: MethodLike) -> type[Method]:
-    found: type[Method] = METHODS.get(method) if isinstance(method, str) else method  # type: ignore[assignment]
-    return found
 
 
 def _label(method: Any, benchmark: Any, model: Any, seed: int) -> str:

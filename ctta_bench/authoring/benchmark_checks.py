@@ -60,7 +60,7 @@ def check_benchmark(
 ) -> Iterator[BenchmarkOutcome]:
     """Run all conformance checks on a benchmark, or on a registered one by its name.
 
-        for outcome in check_benchmark("fashion_c", examples=20):
+        for outcome in check_benchmark("scenes_c", examples=20):
             print(outcome.check, outcome.state, outcome.detail)
 
     root: the folder of its data. settings: of its stream. Raises ConfigError for an unknown name.

@@ -86,11 +86,14 @@ class Preprocessing:
         return f"{self.regime} ({', '.join(parts)})"
 
 
-def own_preprocessing(transform: Callable[[Tensor], Tensor]) -> Preprocessing:
+def own_preprocessing(
+    transform: Callable[[Tensor], Tensor], size: tuple[int, int] | None = None
+) -> Preprocessing:
     """The pre-processing of a function or module from images [n, 3, H, W] in [0, 1].
 
-    Its name for the record ends with a hash of its output for one image, so that two functions of
-    one name are told apart. Raises ConfigError if it does not return images.
+    size: (height, width) of the network's input, if it is known; nothing is resized to it. The name
+    for the record ends with a hash of its output for one image, so that two functions of one name
+    are told apart. Raises ConfigError if it does not return images.
     """
     name = getattr(transform, "__name__", None) or " ".join(repr(transform).split())
     shown = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -109,7 +112,13 @@ def own_preprocessing(transform: Callable[[Tensor], Tensor]) -> Preprocessing:
         )
     values = output.detach().double().contiguous().numpy().tobytes()
     digest = hashlib.sha256(f"{tuple(output.shape)}".encode() + values).hexdigest()[:8]
-    return Preprocessing("own", transform=transform, transform_name=f"{name[:80]} {digest}")
+    made = (int(output.shape[2]), int(output.shape[3]))
+    return Preprocessing(
+        "own",
+        size=size if made == tuple(shown.shape[2:]) else made,
+        transform=transform,
+        transform_name=f"{name[:80]} {digest}",
+    )
 
 
 def _short_side(images: Tensor, pixels: int) -> Tensor:
@@ -139,6 +148,12 @@ def built_size(network: nn.Module) -> tuple[int, int] | None:
     return tuple(size) if size and getattr(embed, "strict_img_size", False) else None
 
 
+def input_size(network: nn.Module) -> tuple[int, int] | None:
+    """(height, width) of a network's input, from its record or its patch embedding, if known."""
+    recorded = recorded_cfg(network).get("input_size")
+    return (int(recorded[1]), int(recorded[2])) if recorded else built_size(network)
+
+
 def recorded_preprocessing(
     network: nn.Module, regime: str, size: tuple[int, int] | None = None
 ) -> Preprocessing:
@@ -149,8 +164,7 @@ def recorded_preprocessing(
     if regime not in ("true", "lineage"):
         raise ConfigError(f"preprocessing {regime!r}: choose 'true' or 'lineage'.")
     cfg = recorded_cfg(network)
-    if size is None:
-        size = tuple(cfg["input_size"][1:]) if cfg.get("input_size") else built_size(network)
+    size = size or input_size(network)
     enlarge = LINEAGE_SHORT_SIDE if regime == "lineage" and size == LINEAGE_CROP else None
     if "mean" not in cfg or (regime == "lineage" and not cfg.get(BUILT_IN)):
         return Preprocessing(regime, size=size, enlarge=enlarge)  # type: ignore[arg-type]

@@ -30,8 +30,8 @@ CALLED: dict[str, Any] = {
 NOT_CALLED = {"BENCHMARKS", "METHODS", "MODELS", "Benchmark", "Method"}
 # Written for a user's files or larger data, and replaced by small ones.
 INSTEAD = {
-    "fashion_c": "toy",
-    "fashion_vit": "toy_vit",
+    "scenes_c": "toy",
+    "scenes_vit": "toy_vit",
     "timm:resnet50.a1_in1k": "timm:resnet18.a1_in1k",
     "examples=100": "examples=10",
     "examples=50": "examples=10",

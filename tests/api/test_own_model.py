@@ -87,6 +87,28 @@ def test_an_own_preprocessing_is_applied_and_told_apart_in_the_record() -> None:
     assert len(ctta_bench.compare(found, tent).to_frame()) == 2
 
 
+def test_an_own_preprocessing_may_be_of_a_network_of_one_size() -> None:
+    def normalised(images: Tensor) -> Tensor:
+        return images * 2 - 1
+
+    def larger(images: Tensor) -> Tensor:
+        return nn.functional.interpolate(images, size=(16, 16)) * 2 - 1
+
+    network = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2,
+        num_classes=10,
+    )  # fmt: skip
+    network.pretrained_cfg = {}
+    assert network.patch_embed.strict_img_size
+    for function, size in ((normalised, None), (larger, None), (normalised, 16)):
+        model = ctta_bench.load_model(
+            network, preprocessing=function, size=size, features="norm", head="head"
+        )
+        assert model.preprocessing.size == (16, 16)
+        assert model.point is not None and model.point.pool == "class token"
+        assert torch.equal(model(BATCH), network(BATCH * 2 - 1))
+
+
 def test_features_at_a_module_of_ones_own_are_those_of_the_head() -> None:
     model = ctta_bench.load_model(
         Wrapped(), mean=0.5, std=0.5, size=16, features="backbone.norm", head="head"

@@ -13,6 +13,7 @@ from ctta_bench.errors import ConfigError, DataError, MethodError, RunError
 from ctta_bench.method import Method
 from ctta_bench.registry import METHODS, load_plugin
 from ctta_bench.run.loggers import Logger
+from tests import toy_maps
 from tests.conftest import TOY
 
 toy: Any = load_plugin(str(TOY))
@@ -121,6 +122,36 @@ def test_names_objects_and_built_methods_agree_bit_identically() -> None:
     assert found[0].name == named.name
 
 
+@pytest.mark.parametrize("model", ["scenes_vit", "scenes_cnn"])
+def test_an_object_takes_the_preset_of_its_benchmark_for_the_given_model(model: str) -> None:
+    from ctta_bench.config.presets import preset_values
+
+    settings: dict[str, Any] = {"domains": ["clean"], "examples": 4, "batch_size": 4}
+    expected = preset_values("cmf", "default", "scenes_c", model)
+    assert expected["lr"] != preset_values("cmf", "default", "any")["lr"]
+    named = ctta_bench.evaluate("cmf", "scenes_c", model=model, **settings)
+    benchmark = ctta_bench.load_benchmark("scenes_c", **settings)
+    for found in (
+        ctta_bench.evaluate("cmf", benchmark, model=model),
+        ctta_bench.evaluate("cmf", "scenes_c", model=ctta_bench.load_model(model), **settings),
+    ):
+        assert found.name == named.name and found.hyperparameters["lr"] == expected["lr"]
+        assert found.record["notes"] == named.record["notes"]
+    built = ctta_bench.load_method("cmf", ctta_bench.load_model(model), benchmark="scenes_c")
+    assert built.hp.lr == expected["lr"]
+
+
+def test_a_model_without_a_preset_of_its_own_is_noted() -> None:
+    network = toy.toy_vit()
+    settings: dict[str, Any] = {"domains": ["clean"], "examples": 4, "near_chance": "accept"}
+    found = ctta_bench.evaluate("cmf", "scenes_c", model=network, **settings)
+    assert "no preset for VisionTransformer, using default of scenes_c (made for scenes_vit)" in (
+        " ".join(found.record["notes"])
+    )
+    own = ctta_bench.evaluate("cmf", toy.labelled(1, "toy_vit"), model=network)
+    assert not any("preset" in note for note in own.record["notes"])
+
+
 def test_a_class_of_a_notebook_needs_no_registration() -> None:
     class Half(Method):
         def adapt(self, images: Any) -> Any:
@@ -178,6 +209,8 @@ def test_a_model_near_chance_is_refused_or_accepted_with_a_note() -> None:
 def test_a_grid_in_memory_and_in_a_folder(tmp_path: Path) -> None:
     more = {"examples": 16, "lr": 0.01, "domains": ["dark"]}
     found = ctta_bench.evaluate_many(["source", "tent"], "toy", seeds=[0, 1], **more)
+    one = ctta_bench.evaluate_many("tent", "toy", models="toy_vit", seeds=1, **more)
+    assert [result.name for result in one] == [found[3].name]
     assert found.to_frame()[["method", "seed"]].values.tolist() == [
         ["source", 0], ["source", 1], ["tent", 0], ["tent", 1],
     ]  # fmt: skip
@@ -219,6 +252,19 @@ def test_a_failed_cell_stops_no_other_and_processes_agree() -> None:
             "data has no default model; give model=",
         ),
         (lambda: run(seed=-1), ConfigError, "seed"),
+        (lambda: run(toy.toy_vit()), ConfigError, "is no method; give its name (list_methods())"),
+        (lambda: run(model=3), ConfigError, "load_model: 3: give a name"),
+        (
+            lambda: ctta_bench.evaluate_many(toy.toy_vit(), ["toy"]),  # type: ignore[arg-type]
+            ConfigError,
+            "and a network as model=",
+        ),
+        (
+            lambda: run(model=toy_maps.toy_segmentor()),
+            DataError,
+            "is for segmentation, but toy for classification",
+        ),
+        (lambda: ctta_bench.adapt("tent", "toy_vit"), ConfigError, "adapt(MODEL, METHOD)"),
     ],
 )
 def test_a_wrong_call_is_refused_in_a_sentence(call: Any, error: type, words: str) -> None:
