@@ -77,6 +77,9 @@ class Registry:
         self._display_names = display_names or {}
         self._plugin_entries: dict[str, Entry] = {}
 
+    def __repr__(self) -> str:
+        return f"<{self.variable}: {', '.join(self.names())}>"
+
     @functools.cached_property
     def _modules(self) -> Any:
         if self.plain:

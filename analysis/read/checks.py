@@ -24,7 +24,6 @@ from ctta_bench.record.schema import (
     cell_id,
     identity,
 )
-from ctta_bench.scoring.metric import severity_means
 from ctta_bench.stream.orders import Order
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -90,12 +89,7 @@ def _check_result(folder: Path, record: CellRecord, found: CheckedCell) -> None:
         )
     metric = metric_named(result["metric"])
     domains = record["benchmark"]["domains"]
-    rounds = metric.rounds_of(arrays, domains)
-    if "severity" in arrays:
-        wrong = metric.image_values(arrays)
-        for entry in rounds:
-            chosen = arrays["round"] == entry["round"]
-            entry["severities"] = severity_means(arrays, chosen, arrays["severity"], wrong)
+    rounds = metric.rounds_of(arrays, domains, arrays.get("severity"))
     counted = _numbers({"mean": _mean([entry["mean"] for entry in rounds]), "rounds": rounds})
     for place, value in _numbers(result).items():
         found.numbers += 1

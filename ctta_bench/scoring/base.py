@@ -59,7 +59,7 @@ class Scorer(ABC):
         self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
     ) -> list[dict[str, Any]]:
         """The `rounds` of result.json; severity int8 [n]."""
-        return self.metric.rounds_of(arrays, domains)
+        return self.metric.rounds_of(arrays, domains, severity)
 
     def facts(self, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Further keys of result.json."""

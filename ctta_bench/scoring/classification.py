@@ -12,7 +12,7 @@ from ctta_bench.registry import METRICS
 from ctta_bench.scoring.base import Arrays, Scorer, SourceCheck
 from ctta_bench.scoring.measures import Measure, Outputs, all_measures
 from ctta_bench.scoring.measures import expected_calibration_error as expected_calibration_error
-from ctta_bench.scoring.metric import Metric, severity_means
+from ctta_bench.scoring.metric import Metric
 
 
 @dataclass
@@ -90,18 +90,6 @@ class ErrorScorer(Scorer):
     def named(self, arrays: Arrays) -> Scores:
         """The arrays as `Scores`, without those of further measures."""
         return Scores(**{name: arrays[name] for name in FIELDS})
-
-    def summarise(
-        self, arrays: Arrays, domains: list[str], severity: np.ndarray | None = None
-    ) -> list[dict[str, Any]]:
-        """The metric's rounds; with several severities also the mean at each."""
-        rounds = super().summarise(arrays, domains)
-        if severity is not None and len(np.unique(severity)) > 1:
-            wrong = self.metric.image_values(arrays)
-            for entry in rounds:
-                chosen = arrays["round"] == entry["round"]
-                entry["severities"] = severity_means(arrays, chosen, severity, wrong)
-        return rounds
 
     def check(self, outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> SourceCheck:
         """Near chance: less than four standard deviations above the accuracy of guessing.

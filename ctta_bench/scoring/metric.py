@@ -79,9 +79,16 @@ class Metric:
         return {"n": len(rows), self.name: mean}
 
     def rounds_of(
-        self, arrays: Mapping[str, Array], domains: Sequence[str]
+        self,
+        arrays: Mapping[str, Array],
+        domains: Sequence[str],
+        severity: Array | None = None,
     ) -> list[dict[str, Any]]:
-        """The `rounds` of result.json; means are over the domains with a value."""
+        """The `rounds` of result.json; means are over the domains with a value.
+
+        severity: int8 [n]; with several of them each round also has the mean at each.
+        """
+        graded = severity is not None and len(np.unique(severity)) > 1
         rounds = []
         for number in np.unique(arrays["round"]):
             by_domain = []
@@ -92,7 +99,30 @@ class Metric:
             means = [entry[self.name] for entry in by_domain if entry[self.name] is not None]
             mean = float(np.mean(means)) if means else None
             rounds.append({"round": int(number), "mean": mean, "domains": by_domain})
+            if graded and severity is not None:
+                chosen = arrays["round"] == number
+                rounds[-1]["severities"] = self._severities(arrays, chosen, severity)
         return rounds
+
+    def _severities(
+        self, arrays: Mapping[str, Array], chosen: Array, severity: Array
+    ) -> list[dict[str, Any]]:
+        """The mean over domains at each severity, over all visits of the chosen images [n]."""
+        values = None if self.from_sums else self.image_values(arrays)
+        found = []
+        for level in np.unique(severity[chosen]).tolist():
+            here = chosen & (severity == level)
+            parts = [here & (arrays["domain"] == d) for d in np.unique(arrays["domain"][here])]
+            means = [
+                self.entry_of(arrays, np.flatnonzero(part))[self.name]
+                if values is None
+                else self.factor * float(values[part].mean(dtype=np.float64))
+                for part in parts
+            ]
+            known = [mean for mean in means if mean is not None]
+            mean = float(np.mean(known)) if known else None
+            found.append({"severity": level, "n": int(here.sum()), "mean": mean})
+        return found
 
     def count(
         self, arrays: Mapping[str, Array], domains: Sequence[str], result: Mapping[str, Any]
@@ -165,21 +195,6 @@ class Metric:
         if value is None:
             return "n/a"
         return f"{printed(value, self.decimals if decimals is None else decimals)} {self.unit}"
-
-
-def severity_means(
-    arrays: Mapping[str, Array], chosen: Array, severity: Array, wrong: Array
-) -> list[dict[str, Any]]:
-    """Mean error in % over domains at each severity, over all visits of the chosen images [n]."""
-    means = []
-    for level in np.unique(severity[chosen]).tolist():
-        here = chosen & (severity == level)
-        by_domain = [
-            100 * float(wrong[here & (arrays["domain"] == d)].mean())
-            for d in np.unique(arrays["domain"][here])
-        ]
-        means.append({"severity": level, "n": int(here.sum()), "mean": float(np.mean(by_domain))})
-    return means
 
 
 def printed(value: float, decimals: int = 1) -> str:

@@ -96,7 +96,7 @@ class MiouScorer(Scorer):
 
     def named(self, arrays: Arrays) -> MapScores:
         """The arrays as `MapScores`."""
-        return MapScores(**arrays)
+        return MapScores(**{name: arrays[name] for name in MapScores.__dataclass_fields__})
 
     def frames(self, batch: Batch, logits: Tensor, kept: Sequence[Arrays]) -> list[Arrays]:
         """The first images of each domain in the first round."""

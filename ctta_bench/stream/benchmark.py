@@ -6,6 +6,7 @@ image sets are sorted, and the hash of the order is stored with each result.
 """
 
 import contextlib
+import html
 import importlib
 import os
 from abc import ABC, abstractmethod
@@ -191,13 +192,14 @@ class Benchmark(OldNames, ABC):
             Benchmark.from_clean(dataset, corruptions={"fog": None, "darker": darker})
 
         Args:
-            images: labelled images in a form that `from_domains` takes, one class per image. They
-                are the extra domain `clean`.
+            images: labelled images in a form that `from_domains` takes. They are the extra domain
+                `clean`. Label maps stay as they are.
             corruptions: names of built-in ones, or a mapping of names to your own functions (None:
                 the built-in one). A function takes an image uint8 [H, W, 3] and, if it has further
                 parameters, the severity and a numpy Generator with the image's own seed; it returns
                 an image of the same kind. By default the fifteen of CIFAR-C and ImageNet-C, with
-                the parameters of CIFAR-C below 100 pixels, else of ImageNet-C.
+                the parameters of CIFAR-C below 100 pixels, else of ImageNet-C; with label maps all
+                of them but `elastic_transform`, which moves pixels.
             severity: from 1 to 5. If every own function takes it, the settings with a schedule of
                 severities (`gradual`, ...) work.
             source, classes, name, columns, size, model, settings: as in `from_domains`.
@@ -224,10 +226,27 @@ class Benchmark(OldNames, ABC):
         other.decoded_cache = self.decoded_cache
         return other
 
-    def __repr__(self) -> str:
-        names = self.settings.domains or ()
+    def _shown_domains(self) -> tuple[str, ...]:
         with contextlib.suppress(DataError):
-            names = names or self.domain_names()
+            return self.settings.domains or self.domain_names()
+        return ()
+
+    def _repr_html_(self) -> str:
+        facts = self.settings.record() | {
+            "domains": ", ".join(self._shown_domains()) or "no data",
+            "task": self.task,
+            "classes": ", ".join(self.class_names) or self.num_classes,
+            "source model": self.default_model or "none",
+        }
+        rows = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>"
+            for key, value in facts.items()
+            if value is not None
+        )
+        return f"<h4>{html.escape(self.display_name or self.name)}</h4><table>{rows}</table>"
+
+    def __repr__(self) -> str:
+        names = self._shown_domains()
         shown = ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
         return (
             f"<Benchmark {self.name}: {shown or 'no data'}; {self.settings.setting}, batches of "

@@ -42,7 +42,7 @@ class MapSet(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ArrayImages:
     """Images in memory or memory-mapped: uint8 [n, 3, H, W], or grey [n, H, W]; labels int64 [n].
 
@@ -52,13 +52,16 @@ class ArrayImages:
     images: np.ndarray
     labels: np.ndarray
 
+    def __repr__(self) -> str:
+        return _in_words(self, self.images)
+
     def load(self, index: np.ndarray) -> Tensor:
         """uint8 [k, 3, H, W]; grey images get three equal channels without a copy."""
         chosen = torch.from_numpy(np.ascontiguousarray(self.images[index]))
         return chosen.unsqueeze(1).expand(-1, 3, -1, -1) if chosen.ndim == 3 else chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ArrayMaps:
     """Images uint8 [n, 3, H, W] and their label maps uint8 [n, H_l, W_l], in memory.
 
@@ -67,6 +70,9 @@ class ArrayMaps:
 
     images: np.ndarray
     label_maps: np.ndarray
+
+    def __repr__(self) -> str:
+        return _in_words(self, self.images)
 
     @property
     def labels(self) -> np.ndarray:
@@ -80,6 +86,11 @@ class ArrayMaps:
     def maps(self, index: np.ndarray) -> Tensor:
         """uint8 [k, H_l, W_l]."""
         return torch.from_numpy(np.ascontiguousarray(self.label_maps[index]))
+
+
+def _in_words(images: object, array: np.ndarray) -> str:
+    shape = "x".join(map(str, array.shape[1:]))
+    return f"<{type(images).__name__}: {len(array):,} images {array.dtype} {shape}>"
 
 
 def labels_of(images: ImageSet | MapSet, index: np.ndarray) -> Tensor:

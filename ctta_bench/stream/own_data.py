@@ -22,7 +22,12 @@ from ctta_bench.stream.benchmark import CLEAN, Benchmark
 from ctta_bench.stream.fingerprint import digest, digest_of, fingerprint
 from ctta_bench.stream.image_sets import ImageSet, MapSet
 from ctta_bench.stream.own_sets import highest_label, image_set, with_classes
-from ctta_bench.stream.settings import CorruptionSettings, SegmentationSettings, StreamSettings
+from ctta_bench.stream.settings import (
+    CorruptedMapSettings,
+    CorruptionSettings,
+    SegmentationSettings,
+    StreamSettings,
+)
 
 Corruption = Callable[..., Any]
 SMALL = 100  # pixels: below, built-in corruptions have the CIFAR parameters, from there ImageNet's
@@ -158,7 +163,7 @@ def from_domains(
     if counted := named == 0:
         named = 1 + max(highest_label(one) for one in sets.values())
     _check_labels(sets, named)
-    return OwnData(
+    own = OwnData(
         name,
         images,
         _settings(kind, settings, name),
@@ -168,6 +173,8 @@ def from_domains(
         same_images=same_images,
         model=model,
     )
+    own.chosen_domains()  # a misspelt one fails now
+    return own
 
 
 def from_clean(
@@ -187,19 +194,14 @@ def from_clean(
     plain = from_domains(
         {CLEAN: images}, source=source, classes=classes, name=name, columns=columns, size=size
     )
-    if plain.task == "segmentation":
-        raise DataError(
-            f"{name}: from_clean takes images with one class; give corrupted images with their "
-            "label maps to Benchmark.from_domains."
-        )
-    clean = plain.domain(CLEAN)
+    clean, with_maps = plain.domain(CLEAN), plain.task == "segmentation"
     built_in = CORRUPTION_SETS.get("hendrycks")
     if isinstance(corruptions, str):
         raise ConfigError(f"{name}: corruptions={corruptions!r}: write a list, [{corruptions!r}].")
     wanted = (
         corruptions
         if isinstance(corruptions, Mapping)
-        else dict.fromkeys(corruptions or built_in.names)
+        else dict.fromkeys(corruptions or _fitting(built_in, with_maps))
     )
     if CLEAN in wanted:
         raise ConfigError(f"{name}: {CLEAN!r} is the name of the images without a corruption.")
@@ -207,23 +209,34 @@ def from_clean(
         if function is None and key not in built_in.known:
             hint = did_you_mean(key, built_in.known) or f"; there are {', '.join(built_in.known)}."
             raise ConfigError(f"{name}: there is no built-in corruption {key!r}{hint}")
+        if function is None and with_maps and key in built_in.moves_pixels:
+            raise ConfigError(
+                f"{name}: {key} moves pixels, so that label maps do not fit the images; leave it "
+                "out, or give images and maps of your own to Benchmark.from_domains."
+            )
         if function is not None and not callable(function):
             raise ConfigError(
                 f"{name}: the corruption {key!r} must be a function of an image, or None for the "
                 "built-in one of that name."
             )
     graded = all(f is None or _parameters(f) > 1 for f in wanted.values())
+    corrupted = _CorruptedMaps if with_maps else _Corrupted
     parameters = "cifar" if min(clean.load(np.array([0])).shape[-2:]) < SMALL else "imagenet"
 
     def at(key: str, function: Corruption | None, level: int) -> ImageSet:
         made = functools.partial(built_in.corrupt, corruption=key, parameters=parameters)
-        return _Corrupted(clean, key, level, made if function is None else function, built_in)
+        return corrupted(clean, key, level, made if function is None else function, built_in)
 
     domains: dict[str, Any] = {
         key: functools.partial(at, key, function) if graded else at(key, function, severity)
         for key, function in wanted.items()
     }
-    kind = CorruptionSettings if graded else StreamSettings
+    plain_kind, graded_kind = (
+        (SegmentationSettings, CorruptedMapSettings)
+        if with_maps
+        else (StreamSettings, CorruptionSettings)
+    )
+    kind = graded_kind if graded else plain_kind
     given = settings | ({"severity": severity} if graded else {})
     chosen = _settings(kind, given, name)
     for key in wanted:
@@ -244,7 +257,7 @@ def from_clean(
     return own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Corrupted:
     """Clean images with one corruption, computed when they are read; the same for every reading."""
 
@@ -253,6 +266,9 @@ class _Corrupted:
     severity: int
     function: Corruption
     built_in: Any
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, severity {self.severity}, of {self.clean!r}>"
 
     @property
     def labels(self) -> np.ndarray:
@@ -290,6 +306,21 @@ class _Corrupted:
             some = np.unique(np.linspace(0, count - 1, _LOOKED_AT).astype(np.int64))
             how = [self.name, self.severity, digest(self.load(some).numpy().tobytes())]
         return {"contents": digest_of([fingerprint(self.clean), how])}
+
+
+class _CorruptedMaps(_Corrupted):
+    """The same for segmentation: the label maps are those of the clean images."""
+
+    clean: MapSet
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        """uint8 [k, H_l, W_l]."""
+        return self.clean.maps(index)
+
+
+def _fitting(built_in: Any, with_maps: bool) -> list[str]:
+    """The built-in corruptions; with label maps those that leave every pixel at its place."""
+    return [name for name in built_in.names if not (with_maps and name in built_in.moves_pixels)]
 
 
 def _parameters(function: Corruption) -> int:

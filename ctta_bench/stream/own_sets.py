@@ -69,6 +69,9 @@ class Items:
     def __init__(self, source: Any, keys: "_Keys", size: int | None, labels: np.ndarray) -> None:
         self.source, self.keys, self.size, self.labels = source, keys, size, labels
 
+    def __repr__(self) -> str:
+        return f"<{len(self.labels):,} images of {self.keys.where}, read from {_kind(self.source)}>"
+
     def load(self, index: np.ndarray) -> Tensor:
         """uint8 or float [k, 3, H, W]. Raises DataError for images of different sizes."""
         return _stacked(
@@ -319,8 +322,9 @@ def _of_loader(
                 continue
             yield from zip(images, labels, strict=True)
 
+    found = _collected(pairs(), _Keys(where), size)
     classes = tuple(map(str, getattr(loader.dataset, "classes", ()) or ()))
-    return GivenSet(_collected(pairs(), _Keys(where), size), classes)
+    return GivenSet(found, () if isinstance(found, MapSet) else classes)
 
 
 def _of_items(

@@ -355,11 +355,21 @@ class SegmentationSettings(StreamSettings):
     @model_validator(mode="after")
     def _needs_no_class_of_an_image(self) -> "SegmentationSettings":
         if self.kind.labels:
+            graded = "severities" in type(self).model_fields
             others = ", ".join(
-                name for name, s in SETTINGS.items() if not (s.labels or s.severity_schedule)
+                name
+                for name, s in SETTINGS.items()
+                if not s.labels and (graded or not s.severity_schedule)
             )
             raise ValueError(
                 f"setting {self.setting} orders images by their class, but an image for "
                 f"segmentation has no single class: choose {others}"
             )
         return self
+
+
+class CorruptedMapSettings(SegmentationSettings, CorruptionSettings):
+    """Settings of corrupted images with label maps: one image per batch, and severities.
+
+    Example: `CorruptedMapSettings(setting="gradual", severity=2).severities` is `(1, 2, 1)`.
+    """

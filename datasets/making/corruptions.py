@@ -106,5 +106,6 @@ class Hendrycks:
 
     names = CORRUPTIONS
     known = (*CORRUPTIONS, *HOLD_OUT)
+    moves_pixels = ("elastic_transform",)  # by more than their neighbours: label maps do not fit
     version = VERSION
     corrupt = staticmethod(corrupt)

@@ -87,3 +87,22 @@ def test_lists_load_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_names_of_other_suites_lead_to_ours() -> None:
+    with pytest.raises(AttributeError, match=r"'create_model'; here it is load_model\(NAME\)"):
+        assert ctta_bench.create_model
+    for name, here in ctta_bench._ELSEWHERE.items():
+        assert name not in ctta_bench.__all__
+        assert here.partition("(")[0] in ctta_bench.__all__
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        assert ctta_bench.nothing
+
+
+def test_objects_are_shown_in_a_line_or_a_table() -> None:
+    benchmark = ctta_bench.load_benchmark("scenes_c", setting="mixed")
+    page = benchmark._repr_html_()
+    assert "<table" in page and "gaussian_noise" in page and "mixed" in page
+    for one in (benchmark, benchmark.domain("clean"), benchmark.source(), METHODS):
+        assert "\n" not in repr(one) and len(repr(one)) < 900
+    assert repr(benchmark.domain("clean")) == "<ArrayImages: 2,000 images uint8 3x32x32>"

@@ -266,6 +266,52 @@ def test_label_maps_are_scored_by_miou_and_a_fingerprint_tells_data_apart() -> N
         Benchmark.from_domains({"day": (images, maps), "night": (IMAGES, LABELS)})
 
 
+def brighter(image: np.ndarray, severity: int) -> np.ndarray:
+    return np.minimum(image.astype(int) + 15 * severity, 255).astype(np.uint8)
+
+
+def test_images_with_label_maps_are_corrupted_and_their_maps_are_not() -> None:
+    images, maps = toy_maps.labelled(1)
+    benchmark = Benchmark.from_clean(
+        (images, maps),
+        corruptions={"fog": None, "brighter": brighter},
+        classes=10,
+        severity=2,
+        setting="gradual",
+    )
+    assert benchmark.task == "segmentation" and benchmark.settings.batch_size == 1
+    assert [one for one in ctta_bench.check_benchmark(benchmark) if not one.passed] == []
+    found: Any = benchmark.domain("brighter", 1)
+    assert np.array_equal(found.maps(np.arange(7)).numpy(), maps)
+    assert found.load(np.array([2]))[0].float().mean() > images[2].mean()
+    network = toy_maps.toy_segmentor()
+    source = ctta_bench.evaluate("source", benchmark, model=network)
+    tent = ctta_bench.evaluate("tent", benchmark, model=network, lr=1e-3)
+    board = ctta_bench.compare(source, tent).to_frame()
+    assert board.loc["source", "mean"] == pytest.approx(source.miou) and source.miou < 100
+    first = source.record["rounds"][0]
+    assert [(at["severity"], at["n"]) for at in first["severities"]] == [(1, 28), (2, 14)]
+    confusion, domain = source.scores.confusion, source.scores.domain  # type: ignore[union-attr]
+    severity = np.tile(np.repeat([1, 2, 1], 7), 2)
+    by_domain = []
+    for number in (0, 1):
+        counts = confusion[(severity == 2) & (domain == number)].sum(0)
+        hits, pixels = counts.diagonal(), counts.sum(1) + counts.sum(0)[:10]
+        present = pixels > 0
+        by_domain.append(100 * (hits[present] / (pixels - hits)[present]).mean())
+    assert first["severities"][1]["mean"] == pytest.approx(np.mean(by_domain))
+
+
+def test_corruptions_that_move_pixels_do_not_fit_label_maps() -> None:
+    images, maps = toy_maps.labelled(1)
+    whole = Benchmark.from_clean((images, maps))
+    assert len(whole.domain_names()) == 14 and "elastic_transform" not in whole.domain_names()
+    with pytest.raises(ConfigError, match="elastic_transform moves pixels, so that label maps do"):
+        Benchmark.from_clean((images, maps), corruptions=["fog", "elastic_transform"])
+    with pytest.raises(ConfigError, match="no single class: choose continual, reset, mixed, grad"):
+        Benchmark.from_clean((images, maps), corruptions=["fog"], setting="correlated")
+
+
 def test_arrays_in_accuracy_out() -> None:
     found = ctta_bench.evaluate("source", (IMAGES, LABELS), model=toy.toy_vit())
     assert found.accuracy == 100
