@@ -1,10 +1,13 @@
 """The contents of a report: the registered tables and figures, in the order of their places."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctta_bench.analysis.figure.canvas import Canvas
 from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table.notes import source_data_group
+from ctta_bench.analysis.table.rows import rows
 from ctta_bench.analysis.table.table import Table
 from ctta_bench.registry import FIGURES, TABLES
 
@@ -41,15 +44,28 @@ def made_tables(
     `against`: what the report is compared with; some entries are only for that.
     """
     found = {}
+    groups = runs.groups() if of == OF_ALL else [runs]
+    needs = {row.name: source_data_group(row) for group in groups for row in rows(group)}
     for name in TABLES.names_with(of=of):
         facts = TABLES.find(name).attributes
         if facts.get("against") in (None, against):
             made = TABLES.get(name)(runs)
-            tables = [made] if isinstance(made, Table) else made or []
+            tables = [
+                _grouped(table, needs)
+                for table in ([made] if isinstance(made, Table) else made or [])
+            ]
             shown = facts.get("shown", len(tables))
             heading = str(facts.get("heading", name.replace("_", " ").capitalize()))
             found[name] = MadeTables(heading, tables[:shown], tables[shown:])
     return found
+
+
+def _grouped(table: Table, needs: Mapping[str, str]) -> Table:
+    """A table of methods, in print in groups by what they need; others as they are."""
+    names = [str(name) for name in table.frame.index]
+    if table.groups or names == [*map(str, table.frame.columns)] or not {*names} <= needs.keys():
+        return table
+    return replace(table, groups=tuple(needs[name] for name in names))
 
 
 def made_figures(runs: Runs, stem: Path, canvas: Canvas, of: str | None = None) -> list[MadeFigure]:

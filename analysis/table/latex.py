@@ -158,21 +158,23 @@ def _rows(table: "Table", citations: Mapping[str, str], ours: str) -> list[_Row]
     names = [str(name) for name in table.frame.index]
     groups = table.groups or ("",) * len(table.lines)
     kinds = [group for group in GROUPS if group in groups]
-    order = {place: 1 + kinds.index(group) if group else 0 for place, group in enumerate(groups)}
-    if table.groups:
-        for place, name in enumerate(names):
-            if name.partition(" ")[0] == _SOURCE:
-                order[place] = 0
-            elif ours and name.partition(" ")[0] == ours:
-                order[place] = len(kinds) + 1
+    is_matrix = names == [str(name) for name in table.frame.columns]  # its rows stay
+
+    def kind_of(place: int) -> int:
+        method = names[place].partition(" ")[0]
+        if method == _SOURCE and not is_matrix:
+            return 0
+        if method == ours and not is_matrix:
+            return len(kinds) + 2
+        return 1 + (kinds.index(groups[place]) if groups[place] else 0)
+
     found: list[_Row] = []
     last = None
-    for place in sorted(order, key=lambda p: order[p]):
+    for place in sorted(range(len(table.lines)), key=kind_of):
         label, entries = table.lines[place]
-        kind, above = order[place], ""
-        if table.groups and kind != last and found:
-            above = r"\midrule"
-        if table.groups and kind != last and 0 < kind <= len(kinds) and len(kinds) > 1:
+        kind = kind_of(place)
+        above = r"\midrule" if kind != last and found else ""
+        if kind != last and 0 < kind <= len(kinds) and len(kinds) > 1:
             above += rf"\multicolumn{{1}}{{@{{}}l}}{{\emph{{{_escape(kinds[kind - 1])}}}}} \\"
         last = kind
         found.append(_Row(_cited(label, citations), [_entry(entry) for entry in entries], above))

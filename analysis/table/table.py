@@ -118,8 +118,8 @@ class Table:
 
         `citations` are BibTeX keys by display name: a row label that begins with such a name gets
         a `\citep{KEY}` after it, which needs the package natbib. `ours` is the registry name of
-        the own method: in tables with groups it stands last, below a rule. `label` is what stands
-        in `\label{tab:...}`, by default the name without the hash of the protocol.
+        the own method, which stands last, below a rule, as Source stands first. `label` is what
+        stands in `\label{tab:...}`, by default the name without the hash of the protocol.
         """
         return latex.to_latex(self, citations, ours, label or stable_label(self.name))
 

@@ -1,5 +1,7 @@
 """The LaTeX of a table as text: its order, groups, marks, labels and what stands elsewhere."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -84,12 +86,21 @@ def test_one_group_needs_no_name():
     assert "Without" not in text
 
 
-def test_a_table_without_groups_keeps_its_order():
-    assert [row[:6] for row in rows(table().to_latex(ours="tent"))][1:] == [
-        "Source",
-        "TENT &",
-        "Mine (",
-    ]
+def test_a_table_without_groups_has_source_first_and_the_own_method_below_a_rule_too():
+    text = table(lines=4).to_latex(ours="tent")
+    assert [row.partition(" &")[0] for row in rows(text)][1:] == [
+        "Source", "Mine (paper, rank=2)", "M0", "TENT",
+    ]  # fmt: skip
+    lines = text.splitlines()
+    assert lines[lines.index(rows(text)[-1]) - 1] == r"\midrule"
+
+
+def test_a_matrix_of_methods_keeps_its_order():
+    square = table(columns=3)
+    names = ["tent", "source", "my_own"]
+    square = replace(square, frame=pd.DataFrame(index=names, columns=names, dtype=float))
+    found = [row.partition(" &")[0] for row in rows(square.to_latex(ours="tent"))]
+    assert found[1:] == [label for label, _ in square.lines]
 
 
 def test_the_caption_is_one_sentence_and_the_protocol_a_comment():
@@ -157,8 +168,16 @@ def test_a_report_knows_the_own_method_and_its_audit_does_too(cell, runs_dir):
     for method, rate in (("source", 0.6), ("tent", 0.3), ("sar", 0.4)):
         cell(method, {"fog": rate})
     report = write_report(runs_dir, ours="TENT", citations=True)
-    (main,) = (p for p in report.table_files if p.name == f"{report.tables[0].name}.tex")
-    assert [row.partition("~")[0] for row in rows(main.read_text())][2:] == ["SAR", "TENT"]
+    of_methods = []
+    for file in report.table_files:
+        if file.suffix != ".tex" or file.stem.endswith(("-appendix", "-pairs")):
+            continue
+        found = [row.partition("~")[0].partition(" &")[0] for row in rows(file.read_text())]
+        if "TENT" in found:
+            assert found[-1] == "TENT" and found.index("SAR") == len(found) - 2
+            assert "Source" not in found or found.index("Source") < found.index("SAR")
+            of_methods.append(file.stem.rpartition("-")[2])
+    assert {"leaderboard", "cost", "calibration"} <= {*of_methods}
     assert "--ours tent --citations" in report.page.read_text()
     assert not any(".tex" in finding for finding in audit(runs_dir).findings)
 
