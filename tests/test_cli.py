@@ -168,7 +168,11 @@ def test_overrides_reach_the_cell(invoke: Invoke, tmp_path: Path) -> None:
     assert cell["seed"] == 4
 
 
-def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_grid_runs_keeps_and_reports(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda page: opened.append(page) or True)
     (tmp_path / "two.yaml").write_text(
         "title: Two by two\nmethods: [source, tent]\nbenchmarks: [toy]\nseeds: [0, 1]\n"
     )
@@ -182,11 +186,15 @@ def test_a_grid_runs_keeps_and_reports(invoke: Invoke, tmp_path: Path) -> None:
     assert re.search(
         r"\[4/4\] done     tent toy toy_vit seed 1  error \d+\.\d %  \d+ s\n", first.stderr
     )
-    assert "0 cells run, 4 were done before" in invoke("grid", "two.yaml", *PLUGIN).stdout
+    again = invoke("grid", "two.yaml", "--open", *PLUGIN)
+    assert "0 cells run, 4 were done before" in again.stdout
+    assert opened == [(tmp_path / "runs/two/report/index.html").as_uri()]
+    refused = invoke("grid", "two.yaml", "--open", "--executor", "slurm", *PLUGIN)
+    assert refused.exit_code == 2 and "--open is for --executor local" in refused.stderr
     rows = json.loads(invoke("status", "runs/two", "--format", "json").stdout)
     assert [row["state"] for row in rows] == ["done"] * 4
     report = invoke("report", "runs/two")
-    assert report.exit_code == 0, report.output
+    assert report.exit_code == 0 and len(opened) == 1, report.output
     assert "TENT" in report.stdout and "gain" in report.stdout
     page = (tmp_path / "runs/two/report/index.html").read_text()
     assert "<h1>Two by two</h1>" in page

@@ -134,6 +134,10 @@ class GridOptions:
         ),
     ] = False
     throughput: Throughput = None
+    opened: Annotated[
+        bool,
+        option("--open", panel=HOW, help="Write the report at the end, and open its page."),
+    ] = False
     force: Force = False
     quiet: Quiet = False
 
@@ -144,6 +148,8 @@ class GridOptions:
             raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
         if self.profile is not None and executor != "slurm":
             raise ConfigError(f"--profile is for --executor slurm, not {executor}.")
+        if self.opened and executor == "slurm":
+            raise ConfigError("--open is for --executor local and debug, not slurm.")
         if self.snapshot and executor == "debug":
             raise ConfigError("--snapshot is for --executor local and slurm, not debug.")
         return executor
@@ -233,6 +239,10 @@ def grid(
         _run_here(chosen, directory, share, launch, options.quiet, models)
     if profile is None and (chosen.outcome.done or chosen.outcome.kept):
         _print_results(directory)
+        if options.opened:
+            from ctta_bench.cli.reporting import write_and_open
+
+            write_and_open(directory)
     _print_outcome(chosen.outcome, directory, submitted=profile is not None)
 
 

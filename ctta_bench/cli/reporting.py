@@ -106,9 +106,10 @@ def report(
         _print_tables(files.tables)
     for folder, reason in files.left_out:
         print_error(f"{folder}: {reason}", "left out")
-    typer.echo(f"page: {files.page.resolve()}")
     if opened:
         open_page(files.page)
+    else:
+        typer.echo(f"page: {files.page.resolve()}")
 
 
 def print_leaderboards(boards: Sequence[Any], headlines: Sequence[str]) -> None:
@@ -128,10 +129,25 @@ def print_leaderboards(boards: Sequence[Any], headlines: Sequence[str]) -> None:
     printer().print(f"\n{KEY}", style="dim", highlight=False, markup=False)
 
 
+def write_and_open(directory: Path) -> None:
+    """Write the report on a folder of runs, and open its page."""
+    from ctta_bench.analysis.report.write import write_report
+    from ctta_bench.api.discover import method_facts
+
+    files = write_report(
+        directory,
+        draw_attention=_draw_attention,
+        describe_methods=method_facts,
+        workers=os.cpu_count() or 1,
+    )
+    open_page(files.page)
+
+
 def open_page(page: Path) -> None:
-    """Open a page in the browser; a note where there is none."""
+    """Print the path of a page, and open it in the browser; a note where there is none."""
     import webbrowser
 
+    typer.echo(f"page: {page.resolve()}")
     if not webbrowser.open(page.resolve().as_uri()):
         print_error("there is no browser here; open the page above yourself", "note")
 
