@@ -19,11 +19,17 @@ from ctta_bench.stream.settings import SETTINGS, CorruptionSettings
 
 SIZES = (60, 40, 53)
 LABELS = [np.random.default_rng(d).integers(0, 4, n) for d, n in enumerate(SIZES)]
-ONCE = [name for name, s in SETTINGS.items() if not s.severity_schedule and s.labels != "shift"]
+ONCE = [
+    name
+    for name, s in SETTINGS.items()
+    if not s.severity_schedule and s.labels not in ("shift", "markov")
+]
 
 
 def settings(setting: str = "continual", **changes: Any) -> CorruptionSettings:
-    values = {"setting": setting, "batch_size": 8, "order": "shuffled"} | changes
+    # On so few images, a chain that stays for long may end before it comes to every domain.
+    more = {"domain_correlation": 0.0} if setting == "markov" else {}
+    values = {"setting": setting, "batch_size": 8, "order": "shuffled"} | more | changes
     return CorruptionSettings(**values)
 
 
@@ -75,7 +81,7 @@ def test_no_batch_is_empty_or_larger_than_asked_for(setting: str) -> None:
     assert order.cuts[-1] == len(order.index) == len(order.domain) == len(order.severity)
 
 
-CROSSING = ["mixed", "mixed_correlated", "ptta", "smooth"]
+CROSSING = ["mixed", "mixed_correlated", "ptta", "smooth", "markov"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -86,7 +92,10 @@ def test_batches_cross_domains_in_some_settings_only(setting: str) -> None:
 
 @pytest.mark.parametrize("setting", CROSSING)
 def test_where_batches_cross_domains_only_the_last_of_a_round_is_short(setting: str) -> None:
-    assert np.diff(made(setting).cuts).tolist() == [8] * 19 + [1]  # 153 images
+    order = made(setting)
+    *sizes, last = np.diff(order.cuts).tolist()
+    assert set(sizes) <= {8} and sum(sizes) + last == len(order.domain) and 1 <= last <= 8
+    assert setting == "markov" or (len(sizes), last) == (19, 1)  # 153 images
 
 
 def test_the_hashes_are_those_of_earlier_releases() -> None:

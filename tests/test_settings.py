@@ -104,7 +104,7 @@ def test_a_parameter_given_as_none_is_the_setting_s_default() -> None:
         ),
         ({"setting": "gradual", "severity": 6}, "benchmark c.severity: 6: input should be less"),
         ({"setting": "gradually"}, "benchmark c.setting: 'gradually': input should be 'continual'"),
-        ({"setting": "gradually"}, "'cdc' or 'smooth'; did you mean 'gradual'?"),
+        ({"setting": "gradually"}, "'smooth' or 'markov'; did you mean 'gradual'?"),
         ({"setting": ["gradual"]}, "benchmark c.setting"),
         ({"batch_size": 0}, "benchmark c.batch_size: 0: input should be greater than or equal to"),
         ({"domain_order": "cotta10"}, "benchmark c.domain_order: 'cotta10': input should be "),

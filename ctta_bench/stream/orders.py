@@ -13,6 +13,7 @@ import numpy as np
 
 from ctta_bench.errors import ConfigError
 from ctta_bench.stream.label_orders import LABEL_ORDERS
+from ctta_bench.stream.markov import markov
 from ctta_bench.stream.settings import StreamSettings
 
 HENDRYCKS = (
@@ -36,7 +37,7 @@ PUBLISHED_ORDERS = {
     "rotta": (6, 8, 10, 2, 4, 12, 7, 11, 9, 13, 5, 1, 14, 15, 3),
 }
 # Keys of random draws for several domains together, in place of the domain's number.
-_SHUFFLE, _CROSS_FADE, _INTERLEAVE, _SEQUENCE = -1, -2, -3, -4
+_SHUFFLE, _CROSS_FADE, _INTERLEAVE, _SEQUENCE, _MARKOV = -1, -2, -3, -4, -5
 _ALIKE = 2**20  # in place of the domain's number: all domains share their draws
 _LABELS = 2**16  # keeps draws of label orders apart from those of the plain order
 
@@ -169,6 +170,8 @@ class _Plan:
             return [self._shuffled(visits, round_number)]
         if join == "interleave":
             return self._interleaved(visits, round_number)
+        if join == "markov":
+            return [self._markov(visits, round_number)]
         return [self._cross_faded(visits, round_number)]
 
     def _visits(self, visited: Sequence[int], round_number: int) -> list[np.ndarray]:
@@ -187,12 +190,13 @@ class _Plan:
         return visits
 
     def _by_label(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        kind = self.settings.kind.labels
-        if not kind:
-            return rows
+        arrange = LABEL_ORDERS.get(self.settings.kind.labels)
+        return rows if arrange is None else rows[arrange(self._labels(rows), self.settings, rng)]
+
+    def _labels(self, rows: np.ndarray) -> np.ndarray:
         first = np.cumsum(self.sizes) - self.sizes
-        labels = self._all_labels[first[rows[:, 0]] + rows[:, 1]]
-        return rows[LABEL_ORDERS[kind](labels, self.settings, rng)]
+        labels: np.ndarray = self._all_labels[first[rows[:, 0]] + rows[:, 1]]
+        return labels
 
     @functools.cached_property
     def _all_labels(self) -> np.ndarray:
@@ -217,6 +221,21 @@ class _Plan:
                 slot.append(run)
         ordered = [slot[d] for slot in runs for d in rng.permutation(len(slot))]
         return [run for run in ordered if len(run)]
+
+    def _markov(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
+        """Domain and class follow their chains; domains are numbered in the order of the visits."""
+        rows = np.concatenate(visits)
+        numbers = np.repeat(np.arange(len(visits)), [len(v) for v in visits])
+        rng = _rng(self.seed, round_number, _MARKOV)
+        order = markov(numbers, self._labels(rows), self.settings, rng)
+        left_out = len(visits) - len(np.unique(numbers[order]))
+        if left_out:
+            raise ConfigError(
+                f"benchmark.images_per_state: a stream of {len(order):,} images ends before it "
+                f"comes to {left_out} of {len(visits)} domains; give a larger number, or a "
+                "smaller domain_correlation."
+            )
+        return rows[order]
 
     def _cross_faded(self, visits: list[np.ndarray], round_number: int) -> np.ndarray:
         """Each image keeps its place along the domains, shifted at random within the overlap."""

@@ -28,9 +28,10 @@ class Setting:
 
     definition, source: texts of `ctta-bench list settings`. join: how domains follow each other:
     one after another ("concatenate"), the same with batches that span two domains ("continuous"),
-    all mixed ("shuffle"), in alternating runs of batches ("interleave"), or fading into each other
-    ("cross_fade"). labels: how labels determine the order: not at all (""), in balanced chunks
-    ("chunks"), in slots ("slots"), or by a shift of the label distribution ("shift").
+    all mixed ("shuffle"), in alternating runs of batches ("interleave"), fading into each other
+    ("cross_fade"), or by a Markov chain ("markov"). labels: how labels determine the order: not at
+    all (""), in balanced chunks ("chunks"), in slots ("slots"), by a shift of the label
+    distribution ("shift"), or by a Markov chain ("markov"; with the same join only).
     severity_schedule: each domain passes rising and then falling severities ("rising"), or the
     first domain only falling ones ("falling_first"). resets: reset the method at each domain.
     parameters: names and default values; None: the default depends on the images. display_name: the
@@ -43,10 +44,10 @@ class Setting:
 
     definition: str
     source: str
-    join: Literal["concatenate", "continuous", "shuffle", "interleave", "cross_fade"] = (
+    join: Literal["concatenate", "continuous", "shuffle", "interleave", "cross_fade", "markov"] = (
         "concatenate"
     )
-    labels: Literal["", "chunks", "slots", "shift"] = ""
+    labels: Literal["", "chunks", "slots", "shift", "markov"] = ""
     severity_schedule: Literal["", "rising", "falling_first"] = ""
     resets: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +173,18 @@ SETTINGS: dict[str, Setting] = {
         parameters={"overlap": 0.5},
         display_name="Smooth transitions", citation="press2023rdumb",
     ),
+    "markov": Setting(
+        "domain and class each follow a Markov chain; a transition matrix sets how long they stay "
+        "(correlation) and how unequal their shares are (imbalance)",
+        "UniTTA (Du et al., 2024)",
+        "markov",
+        labels="markov",
+        parameters={
+            "domain_correlation": 0.85, "domain_imbalance": 1.0, "class_correlation": 0.95,
+            "class_imbalance": 1.0, "images_per_state": None,
+        },
+        display_name="Markov chains", citation="du2024unitta",
+    ),
 }  # fmt: skip
 
 
@@ -248,6 +261,34 @@ class StreamSettings(BaseModel):
     )
     overlap: float | None = Field(
         None, ge=0, le=1, description="share of a domain's length over which smooth cross-fades"
+    )
+    domain_correlation: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="probability that the domain stays, in markov; below 1 / domains: independent",
+    )
+    domain_imbalance: float | None = Field(
+        None,
+        ge=1,
+        le=1e6,
+        description="images of the first domain per image of the last, in markov",
+    )
+    class_correlation: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="probability that the class stays, in markov; below 1 / classes: independent",
+    )
+    class_imbalance: float | None = Field(
+        None, ge=1, le=1e6, description="images of the first class per image of the last, in markov"
+    )
+    images_per_state: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="images of a class in a domain at which markov ends, or its quota; by default "
+        "the mean number in the data",
     )
 
     @model_validator(mode="before")
