@@ -34,6 +34,8 @@ READERS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "imagenet_a": ("imagenet_a", "imagenet_a", ("imagenet_a",), ()),
     "imagenet_sketch": ("imagenet_sketch", "imagenet_sketch", ("imagenet_sketch",), ()),
     "imagenet_v2": ("imagenet_v2", "imagenet_v2", ("imagenet_v2",), ()),
+    "imagenet_d109": ("imagenet_d109", "imagenet_d109", ("clipart", "real"), ()),
+    "domainnet126": ("domainnet126", "domainnet126", ("clipart", "sketch"), ()),
     "ccc": ("ccc", "ccc", STREAMS, ()),
     "image_folder": ("image_folder", "image_folder", TWO, ("image_size=32",)),
     "fashion_c": ("fashion_c", "", TWO, ()),
@@ -41,13 +43,14 @@ READERS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "scenes_c": ("scenes_c", "", TWO, ()),
     "scenes_rotation": ("scenes_rotation", "", ("rotation",), ()),
 }
-CLASSES = {"cifar10_c": 10, "cifar100_c": 100, "image_folder": 10}
+CLASSES = {"cifar10_c": 10, "cifar100_c": 100, "image_folder": 10, "domainnet126": 126}
 WALKS = ("gradual", "gradual_cotta", "gradual_correlated")
 SHIFTS = ("label_shift", "reset_label_shift")
 # With one image per state, the chain stays in a domain until its quota is used up.
 MORE = {"markov": ("domain_correlation=1",)}
 NO_SEVERITIES = (
-    "imagenet_r", "imagenet_a", "imagenet_sketch", "imagenet_v2", "ccc", "image_folder",
+    "imagenet_r", "imagenet_a", "imagenet_sketch", "imagenet_v2", "imagenet_d109", "domainnet126",
+    "ccc", "image_folder",
     "fashion_rotation", "scenes_rotation",
 )  # fmt: skip
 # The whole names of the list are 5,000: these selections run under one setting of each kind.
@@ -205,7 +208,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(reader: str, setting: str, run:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("reader", ["cifar100_c", "imagenet_a", "ccc", "image_folder"])
+@pytest.mark.parametrize("reader", ["cifar100_c", "domainnet126", "ccc", "image_folder"])
 def test_a_method_that_reads_source_images_finds_them(reader: str, run: Run) -> None:
     told(run(reader, "continual", "source_samples=4", method="paid"))
 

@@ -21,8 +21,8 @@ UNDECODABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class Geometry:
     """How a decoded image becomes a square of `size` pixels.
 
-    "exact": it must have this size. "squash": both sides are resized to it. "crop": the shorter
-    side is resized to `resize`, then the centre is cropped.
+    "exact": it must have this size. "squash": both sides are resized to `resize` (0: to the size),
+    "crop": the shorter side is; then the centre is cropped.
     """
 
     size: int
@@ -32,23 +32,21 @@ class Geometry:
 
     def apply(self, image: Image.Image) -> Image.Image:
         """An RGB image of `size` x `size`. Raises ValueError for another size with "exact"."""
-        if self.fit == "crop":
-            return self._crop(image)
+        width, height = image.size
+        if self.fit == "exact":
+            if (width, height) != (self.size, self.size):
+                raise ValueError(f"{width}x{height} pixels, expected {self.size}x{self.size}")
+            return image
+        if self.fit == "squash":
+            side = self.resize or self.size
+            sides = side, side
+        else:  # The longer side is rounded down, as in torchvision (a test compares them).
+            short = min(width, height)
+            sides = int(self.resize * width / short), int(self.resize * height / short)
+        if (width, height) != sides:
+            image = image.resize(sides, self._filter())
         if image.size == (self.size, self.size):
             return image
-        if self.fit == "exact":
-            width, height = image.size
-            raise ValueError(f"{width}x{height} pixels, expected {self.size}x{self.size}")
-        return image.resize((self.size, self.size), self._filter())
-
-    def _crop(self, image: Image.Image) -> Image.Image:
-        """Resize and centre crop, rounded as in torchvision (a test compares them)."""
-        width, height = image.size
-        short = min(width, height)
-        if short != self.resize:
-            # The longer side is rounded down, as in torchvision.
-            sides = [int(self.resize * side / short) for side in (width, height)]
-            image = image.resize((sides[0], sides[1]), self._filter())
         left, top = (round((side - self.size) / 2) for side in image.size)
         return image.crop((left, top, left + self.size, top + self.size))
 

@@ -70,7 +70,7 @@ def listed_files(folder: Path, names: Sequence[str], what: str, geometry: Geomet
 
     Raises DataError if some are missing.
     """
-    absent = _absent(folder, names)
+    absent = absent_files(folder, names)
     if absent:
         raise DataError(
             f"{folder}: lacks {len(absent)} of the {len(names):,} images of {what}, first "
@@ -79,7 +79,8 @@ def listed_files(folder: Path, names: Sequence[str], what: str, geometry: Geomet
     return FileImages(folder, names, labels_of(names), geometry)
 
 
-def _absent(folder: Path, names: Sequence[str]) -> list[str]:
+def absent_files(folder: Path, names: Sequence[str]) -> list[str]:
+    """The names CLASS/FILE that are not in a folder; each class folder is listed once."""
     wanted: dict[str, set[str]] = defaultdict(set)
     for name in names:
         synset, _, file = name.partition("/")

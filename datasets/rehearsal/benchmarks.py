@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ctta_bench.datasets.domainnet import D109
 from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.files import writing
-from ctta_bench.datasets.io.imagenet import FOLDER
+from ctta_bench.datasets.io.imagenet import FOLDER, synsets
 from ctta_bench.datasets.making.clean import CleanFolder, CleanImages, store
 from ctta_bench.datasets.making.corrupted_sets import make_set
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, U8
 from ctta_bench.datasets.making.shards import Layout, Recipe
 from ctta_bench.datasets.rehearsal.photos import (
+    LISTED,
     SHARED,
     STAND_INS,
     SYNSETS,
@@ -27,6 +29,7 @@ from ctta_bench.datasets.rehearsal.photos import (
     put,
     record_files,
     write_ccc,
+    write_listed,
     write_train,
     write_val,
     write_variant,
@@ -37,7 +40,7 @@ from ctta_bench.datasets.rehearsal.streets import write_streets
 from ctta_bench.errors import ConfigError
 
 CORRUPTED = ("imagenet_c", "cifar10_c", "cifar100_c", "imagenet_3dcc")
-LAYOUTS = (*CORRUPTED, *VARIANTS, "ccc", STREETS)
+LAYOUTS = (*CORRUPTED, *VARIANTS, *LISTED, "ccc", STREETS)
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 IMAGES = 10  # per corruption and severity
 TRAINING = 30  # source images
@@ -217,6 +220,12 @@ def _imagenet(
 
 def _uncorrupted(layout: str, root: Path, count: int) -> list[Path]:
     test, train = embedded("test", count), embedded("source", TRAINING)
+    if layout == "domainnet126":  # a domain is the source
+        return write_listed(layout, root, test, train)
+    if layout == "imagenet_d109":
+        classes = tuple(synsets()[D109[label]] for _, label in LISTED[layout][3])
+        write_train(root, train, classes)
+        return [*write_listed(layout, root, test), root / FOLDER]
     classes = SHARED if VARIANTS.get(layout, ("", ()))[1] is SHARED else SYNSETS
     folder = write_ccc(root, test) if layout == "ccc" else write_variant(layout, root, test)
     write_train(root, train, classes)

@@ -37,6 +37,7 @@ NETWORKS = {
     "cifar10_c": Network("vit_base_patch16_384", 10, "cifar10_vit_base"),
     "cifar100_c": Network("vit_base_patch16_384", 100, "cifar100_vit_base"),
 }
+OWN_SOURCE = (*NETWORKS, "domainnet126")  # whose source images have the labels of the head
 
 
 def network_of(layout: str) -> Network:
@@ -92,7 +93,7 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
 
 def _source(layout: str, root: Path) -> Any:
     """Source images with labels of the network's head: for ImageNet sets, of all 1,000 classes."""
-    if layout in NETWORKS:
+    if layout in OWN_SOURCE:
         return BENCHMARKS.get(layout)(None, root).source()
     return train_images(root, Geometry(224, "crop", 256))
 

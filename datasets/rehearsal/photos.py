@@ -70,6 +70,28 @@ VARIANTS = {
     "imagenet_sketch": ("ImageNet-Sketch/sketch", SYNSETS, "JPEG", True),
     "imagenet_v2": ("imagenet-v2/imagenetv2-matched-frequency-format-val", SYNSETS, "jpeg", False),
 }
+# For sets of listed domains: folder, folder of the lists, domains, and for each of the ten embedded
+# classes the folder and the label of a class.
+LISTED: dict[str, tuple[str, str, tuple[str, ...], tuple[tuple[str, int], ...]]] = {
+    "domainnet126": (
+        "DomainNet-126",
+        "domainnet126_lists",
+        ("clipart", "painting", "real", "sketch"),
+        (
+            ("bird", 11), ("bus", 16), ("butterfly", 17), ("dog", 41), ("fish", 51),
+            ("flower", 53), ("frog", 56), ("guitar", 60), ("horse", 64), ("lion", 69),
+        ),
+    ),
+    "imagenet_d109": (
+        "imagenet-d",
+        "imagenet_d109_lists",
+        ("clipart", "infograph", "painting", "real", "sketch"),
+        (
+            ("aircraft_carrier", 0), ("ambulance", 1), ("ant", 2), ("backpack", 3), ("banana", 4),
+            ("barn", 5), ("broccoli", 16), ("broom", 17), ("bucket", 18), ("candle", 20),
+        ),
+    ),
+}  # fmt: skip
 Images = tuple[U8, np.ndarray]  # uint8 [n, 28, 28] and labels int64 [n]
 
 
@@ -161,6 +183,30 @@ def write_variant(layout: str, root: Path, images: Images) -> Path:
         put(root / place / name / f"{number:06d}.{suffix}", photograph(image, grey=grey))
     record_files(top, sorted(p.name for p in top.iterdir() if p.is_dir()))
     return top
+
+
+def write_listed(
+    layout: str, root: Path, images: Images, source: Images | None = None
+) -> list[Path]:
+    """Write ROOT/FOLDER/DOMAIN/CLASS/DOMAIN_CLASS_NUMBER.jpg and the lists; returns both folders.
+
+    Each domain shows the same images, but for `real` if `source` is given; sketches are grey.
+    """
+    place, lists, domains, classes = LISTED[layout]
+    mark_as_rehearsal(root / place)
+    mark_as_rehearsal(root / lists)
+    for domain in domains:
+        lines = []
+        shown = source if source is not None and domain == "real" else images
+        for number, (image, label) in enumerate(zip(*shown, strict=True), 1):
+            name, listed = classes[label]
+            file = f"{domain}/{name}/{domain}_{listed:03d}_{number:06d}.jpg"
+            put(root / place / file, photograph(image, grey=domain == "sketch"))
+            lines.append(f"{file} {listed}\n")
+        put(root / lists / f"{domain}_list.txt", "".join(lines).encode())
+    record_files(root / place, list(domains))
+    record_files(root / lists, [f"{domain}_list.txt" for domain in domains])
+    return [root / place, root / lists]
 
 
 def write_ccc(root: Path, images: Images, level: int = 20) -> Path:
