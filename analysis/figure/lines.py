@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -19,6 +20,7 @@ from ctta_bench.analysis.table.rows import Row
 FEW = 8  # lines that can all stand out
 BEST = 5  # of many
 SAME = 0.007  # share of the axis, about the width of a line: closer lines cannot be told apart
+WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 _LETTERS = (26, 15)  # of a name at a line's end, on a screen and on paper
 _LINE_HEIGHT = 1.25  # times the size of the font
 _GAP, _KEY = 9, 14  # points: between an axis and a key, and the length of the key
@@ -160,3 +162,17 @@ def spread_out(wanted: Floats, heights: Sequence[float], height: float) -> list[
         centres[place] = min(centres[place], top - heights[place] / 2)
         top = centres[place] - heights[place] / 2
     return [float(centre) for centre in centres]
+
+
+def scale_by_values(axes: Axes, values: "pd.Series[float]") -> None:
+    """A logarithmic axis for values over orders of magnitude, linear near a zero among them."""
+    shown = sorted(set(values))
+    positive = [value for value in shown if value > 0]
+    if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
+        if shown[0] <= 0:
+            axes.set_xscale("symlog", linthresh=positive[0])
+            axes.set_xlim(shown[0] - 0.2 * positive[0], 1.25 * shown[-1])
+        else:
+            axes.set_xscale("log")
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+    axes.minorticks_off()

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.lines import (
@@ -15,6 +14,7 @@ from ctta_bench.analysis.figure.lines import (
     draw_rest,
     label_ends,
     rest_text,
+    scale_by_values,
     sorted_out,
 )
 from ctta_bench.analysis.figure.palette import SOURCE_LOOK
@@ -27,7 +27,6 @@ from ctta_bench.analysis.table.swept import FEWEST, numbers_of, other_difference
 from ctta_bench.registry import FIGURES, METHODS
 from ctta_bench.scoring.metric import Metric
 
-WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 BATCH_SIZE = "batch_size"
 # What the cells of one figure over batch sizes have in common.
 _FAMILY = [
@@ -178,7 +177,7 @@ def sweep_figure(sweep: Sweep, stem: Path, canvas: Canvas = SCREEN) -> list[Path
             half = points[line.name]["half_interval"] if line.name in points else None
             bars: dict[str, Any] = {"capsize": 2.5, "elinewidth": 0.9, "ms": 4.5}
             axes.errorbar(line.x, line.y, yerr=half, **line.look.line, **bars)
-        _scale(axes, sweep.points["value"])
+        scale_by_values(axes, sweep.points["value"])
         canvas.below(figure, f"{sweep.key.replace('_', ' ')}{rest_text(rest)}")
         axes.set_ylabel(canvas.narrow(sweep.metric.text))
         canvas.title(figure, sweep.title)
@@ -201,17 +200,3 @@ def _point(row: Row, line: str, value: float, metric: Metric) -> dict[str, Any]:
 def _sorted(points: list[dict[str, Any]]) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(points)
     return frame.sort_values(["line", "value"], kind="stable").reset_index(drop=True)
-
-
-def _scale(axes: Axes, values: "pd.Series[float]") -> None:
-    """A logarithmic axis for values over orders of magnitude, linear near a zero among them."""
-    shown = sorted(set(values))
-    positive = [value for value in shown if value > 0]
-    if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
-        if shown[0] <= 0:
-            axes.set_xscale("symlog", linthresh=positive[0])
-            axes.set_xlim(shown[0] - 0.2 * positive[0], 1.25 * shown[-1])
-        else:
-            axes.set_xscale("log")
-    axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.minorticks_off()

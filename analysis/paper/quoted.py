@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.paper.printed import (
+    COST_ERRATA,
     QUOTED,
     PaperNumbers,
     cost_reference,
@@ -158,11 +159,7 @@ def _cost() -> Table:
             (paper_label(str(method)), tuple(Entry(_plain(value)) for value in values))
             for method, values in zip(frame.index, frame.itertuples(index=False), strict=True)
         ),
-        footnotes=(
-            "Erratum of the paper, PAID: 1.24M parameters belong to rank 14 on 12 blocks, the "
-            "CIFAR10 configuration; the ImageNet one has 1.08M (text) or 0.81M (official code).",
-            "Erratum of the paper, TENT: the 25 LayerNorms of ViT-B hold 38,400 parameters.",
-        ),
+        footnotes=COST_ERRATA,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas
+from ctta_bench.analysis.paper.agreement import agreement_table
 from ctta_bench.analysis.paper.printed import PAPER, with_paper
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.report.contents import (
@@ -59,6 +60,7 @@ class ReportFiles:
 
     tables: the main tables; those of measured cost if there are no runs. leaderboards: that of
     each main table, and headlines: the sentences over it. left_out: the unusable folders.
+    agreement: with the paper, if the report is compared with it.
     """
 
     page: Path
@@ -69,6 +71,7 @@ class ReportFiles:
     leaderboards: list[Table]
     left_out: list[tuple[Path, str]]
     headlines: list[str]
+    agreement: Table | None = None
 
 
 def write_report(
@@ -136,6 +139,12 @@ def write_report(
         if measured:
             sections.append(_measured(measured, draft, printing))
             main_tables = main_tables or [shown.table for shown in sections[-1].tables]
+        agreement = agreement_table(runs) if against == PAPER else None
+        if agreement is not None:
+            agreement.write(draft / "tables", *printing)
+            (count,) = agreement.footnotes
+            shown = Shown("Agreement with the paper", agreement)
+            sections.append(Section("Agreement with the paper", count, [shown], []))
         (draft / RESULTS_TABLE_FILE).write_text(csv_text(runs.results), "utf-8")
         write_references(draft / "tables", methods)
         facts = {} if describe_methods is None else describe_methods(names)
@@ -151,6 +160,7 @@ def write_report(
         leaderboards=leaderboards,
         left_out=runs.left_out,
         headlines=headlines,
+        agreement=agreement,
     )
 
 

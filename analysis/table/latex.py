@@ -44,10 +44,13 @@ _ESCAPED = {
     "·": r"$\cdot$",
     "→": r"$\rightarrow$",
     "|": r"$|$",
+    "✓": r"\checkmark",
+    "✗": r"\ding{55}",
     "†": r"$^\dagger$",
     "‡": r"$^\ddagger$",
     "–": "--",
 }
+_MARK_PACKAGES = {"✓": "amssymb", "✗": "pifont"}
 
 
 class Printing(NamedTuple):
@@ -104,6 +107,8 @@ def to_latex(table: "Table", citations: Mapping[str, str], ours: str, label: str
     floats = [parts[start : start + at_once] for start in range(0, len(parts), at_once)]
     packages = ["array", "booktabs", *(["graphicx"] if _upright(table) else [])]
     packages += ["natbib"] if cited else []
+    texts = "".join(e.text for _, entries in table.lines for e in entries)
+    packages += [package for mark, package in _MARK_PACKAGES.items() if mark in texts]
     lines = [rf"% \usepackage{{{','.join(packages)}}}"]
     for sentence in (table.caption, *table.footnotes):
         lines += [f"% {line}" for line in textwrap.wrap(_escape(sentence), 96)]
@@ -158,13 +163,14 @@ def _rows(table: "Table", citations: Mapping[str, str], ours: str) -> list[_Row]
     names = [str(name) for name in table.frame.index]
     groups = table.groups or ("",) * len(table.lines)
     kinds = [group for group in GROUPS if group in groups]
-    is_matrix = names == [str(name) for name in table.frame.columns]  # its rows stay
+    # The rows of a matrix, and of a table in the paper's shape, stay where they are.
+    fixed = bool(table.rules) or names == [str(name) for name in table.frame.columns]
 
     def kind_of(place: int) -> int:
         method = names[place].partition(" ")[0]
-        if method == _SOURCE and not is_matrix:
+        if method == _SOURCE and not fixed:
             return 0
-        if method == ours and not is_matrix:
+        if method == ours and not fixed:
             return len(kinds) + 2
         return 1 + (kinds.index(groups[place]) if groups[place] else 0)
 
@@ -172,8 +178,9 @@ def _rows(table: "Table", citations: Mapping[str, str], ours: str) -> list[_Row]
     last = None
     for place in sorted(range(len(table.lines)), key=kind_of):
         label, entries = table.lines[place]
-        kind = kind_of(place)
-        above = r"\midrule" if kind != last and found else ""
+        kind, above = kind_of(place), r"\midrule" if place in table.rules else ""
+        if kind != last and found:
+            above = r"\midrule"
         if kind != last and 0 < kind <= len(kinds) and len(kinds) > 1:
             above += rf"\multicolumn{{1}}{{@{{}}l}}{{\emph{{{_escape(kinds[kind - 1])}}}}} \\"
         last = kind

@@ -43,7 +43,8 @@ class Table:
     heads over several columns, each with their number, from the first column on; "" for no head.
     unit: of all entries, e.g. `error %`; "" if they differ. brief: one sentence, the caption in
     print; "": the first of the caption. groups: a head in print for each line, such as whether a
-    method needs source data, or "" for none.
+    method needs source data, or "" for none. rules: numbers of the lines with a rule above them in
+    print.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Table:
     unit: str = ""
     brief: str = ""
     groups: tuple[str, ...] = ()
+    rules: tuple[int, ...] = ()
 
     @property
     def heads(self) -> list[str]:

@@ -99,6 +99,28 @@ def comparison_table(header: tuple[str, ...], lines: Any, unit: str, width: int)
     return table
 
 
+def aligned(table: Any) -> list[str]:
+    """The lines of a report's table in its own shape, columns aligned; not cut to the terminal."""
+    rows = [
+        [*table.header],
+        *([label, *(e.text for e in entries)] for label, entries in table.lines),
+    ]
+    above = [text for text, count in table.spans for text in (text, *[""] * (count - 1))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+    rule = "-" * max(map(len, lines))
+    heads = "  ".join(map(str.ljust, above, widths)).rstrip()
+    body = [
+        line
+        for number, text in enumerate(lines[1:])
+        for line in ([rule] * (number in table.rules) + [text])
+    ]
+    return [*([heads] if above else []), lines[0], rule, *body]
+
+
 def leaderboard_table(board: Any, console: Console) -> tuple[Table, list[str]]:
     """A leaderboard with as many of its columns as fit the console, and the heads of the others.
 

@@ -49,6 +49,17 @@ def report(
             "--paper", help="Print only the tables of the PAID paper, with their means recomputed."
         ),
     ] = False,
+    as_: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="paper",
+            help="Print and write the tables and figures in the shape of the PAID paper: from the "
+            "runs, with --against paper also the quoted numbers and the differences; without a "
+            "folder of runs the quoted numbers alone.",
+            autocompletion=one_of("paper"),
+        ),
+    ] = None,
     columns: Annotated[
         int | None,
         typer.Option(
@@ -76,6 +87,14 @@ def report(
     """
     as_json = check_format(format)
     load_plugins(plugin)
+    if as_ is not None:
+        if as_ != "paper" or paper or against not in (None, "paper"):
+            raise ConfigError(
+                "report --as: choose 'paper', with or without --against paper, not with --paper."
+            )
+        return _print_as_paper(
+            directory, out, against == "paper", columns, citations, as_json=as_json
+        )
     if paper:
         if directory is not None or against is not None:
             raise ConfigError("report --paper: takes neither a folder of runs nor --against.")
@@ -104,6 +123,8 @@ def report(
         print_leaderboards(files.leaderboards, files.headlines)
     else:
         _print_tables(files.tables)
+    if files.agreement is not None:
+        _print_whole([files.agreement])
     for folder, reason in files.left_out:
         print_error(f"{folder}: {reason}", "left out")
     if opened:
@@ -202,6 +223,50 @@ def _print_quoted(out: Path | None, as_json: bool, citations: bool) -> None:
         typer.echo(f"tables: {written[0].parent.resolve()}")
 
 
+def _print_as_paper(
+    directory: Path | None,
+    out: Path | None,
+    with_paper: bool,
+    columns: int | None,
+    citations: bool,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the tables in the paper's shape, and say where the files are."""
+    from ctta_bench.analysis.figure.canvas import Canvas
+    from ctta_bench.analysis.paper.as_paper import as_paper
+
+    if directory is None and with_paper:
+        raise ConfigError("report --as paper --against paper: give a folder of runs to compare.")
+    made = as_paper(
+        directory,
+        out,
+        with_paper=with_paper,
+        canvas=Canvas(columns),
+        workers=os.cpu_count() or 1,
+        citations=citations,
+    )
+    if as_json:
+        tables = [_as_record(table) for table in made.tables]
+        print_json({"folder": made.folder, "figures": made.figures, "tables": tables})
+        return
+    _print_whole(made.tables)
+    for folder, reason in made.left_out:
+        print_error(f"{folder}: {reason}", "left out")
+    if made.folder is not None:
+        typer.echo(f"tables and figures: {made.folder.resolve()}")
+
+
+def _print_whole(tables: Sequence[Any]) -> None:
+    """Print tables in their own shape, with caption and footnotes, at any width of the terminal."""
+    from ctta_bench.cli.console import aligned
+
+    for table in tables:
+        typer.echo("\n".join(["", table.caption, "", *aligned(table)]))
+        for note in table.footnotes:
+            typer.echo(f"- {note}")
+
+
 def _print_tables(tables: Sequence[Any]) -> None:
     """Print each table, with its caption and footnotes below."""
     from ctta_bench.cli.console import comparison_table
@@ -229,7 +294,9 @@ def _as_records(files: Any) -> dict[str, Any]:
             files.tables, headlines, boards or [[]] * len(files.tables), strict=True
         )
     ]
-    return {"page": files.page, "results": files.results, "tables": tables}
+    records = {"page": files.page, "results": files.results, "tables": tables}
+    agreement = {} if files.agreement is None else {"agreement": _as_record(files.agreement)}
+    return records | agreement
 
 
 def _as_record(table: Any) -> dict[str, Any]:

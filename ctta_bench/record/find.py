@@ -10,15 +10,15 @@ from ctta_bench.record.read import has_file
 from ctta_bench.record.schema import CELL_FILE, PAGE_FILE, RESULTS_TABLE_FILE, SIGNS_OF_A_RUN
 
 SEARCH_DEPTH = 3
-_OTHER_FOLDERS = {"report", "looking", "logs", "slurm"}
+_OTHER_FOLDERS = {"report", "as-paper", "looking", "logs", "slurm"}
 
 
 def find_cells(directory: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """Folders with a cell.yaml at most three levels down; other folders, each with a reason.
 
-    Hidden folders and those called `report`, `looking`, `logs` or `slurm` are skipped. A bundle is
-    read as the folder of its runs, and so are the bundles of a folder without cells. Raises
-    RunError if the directory does not exist.
+    Hidden folders and those called `report`, `as-paper`, `looking`, `logs` or `slurm` are skipped.
+    A bundle is read as the folder of its runs, and so are the bundles of a folder without cells.
+    Raises RunError if the directory does not exist.
     """
     directory = runs_folder(directory)
     if not directory.is_dir():
