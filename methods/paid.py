@@ -22,10 +22,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ctta_bench.method import NEWER
+from ctta_bench.parts.adapters.injected import InjectedLinear
 from ctta_bench.parts.adapters.weights import Factors, WeightAdapter
 from ctta_bench.parts.families.alignment import AlignmentHyperparameters, AlignmentMethod
 from ctta_bench.registry import METHODS
 
+PUBLISHED = {"vectors": "hra_u", "magnitude": "m"}  # names in the official code, by ours
 Component = Literal[
     "magnitude", "direction", "orthogonal", "magnitude_direction", "magnitude_orthogonal"
 ]
@@ -209,6 +211,33 @@ class PAID(AlignmentMethod):
         """Features with gradient, and logits, of one forward pass."""
         with rotated_together(weight for _, weight in self.directions()):
             return super().features_and_logits(images)
+
+    def published_names(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Of PAID's code: `LAYER.ROLE.hra_u`, `.m`, `.unit_w` and `.bias` in adapted layers."""
+        learnt = {}
+        for ours in self.trainable:
+            layer, _, kind = ours.rpartition(".")
+            learnt[f"{layer}.{PUBLISHED[kind]}"] = ours
+        layers = {
+            name: module
+            for name, module in self.model.network.named_modules()
+            if isinstance(module, InjectedLinear)
+        }
+        source: dict[str, Tensor] = {}
+        for name, tensor in self.model.network.state_dict().items():
+            layer, _, kind = name.rpartition(".")
+            if layer not in layers:
+                source |= {name: tensor} if ".adapters." not in name else {}
+                continue
+            roles = layers[layer].roles
+            for role, rows in zip(roles, tensor.chunk(len(roles)), strict=True):
+                place = f"{layer}.{role}" if len(roles) > 1 else layer
+                if kind == "weight":
+                    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+                    source[f"{place}.unit_w"] = rows / positive(norm)
+                else:
+                    source[f"{place}.{kind}"] = rows
+        return learnt, source
 
     def directions(self) -> Iterator[tuple[str, DecomposedWeight]]:
         """The decomposed weights by name, for the analysis of their geometry."""

@@ -44,6 +44,13 @@ from ctta_bench.parts.views.batch import random_view
 from ctta_bench.parts.views.passes import Augment, at_least_float32, over_views
 from ctta_bench.registry import METHODS
 
+# Names in the official code, by ours.
+PUBLISHED = {
+    "low_down": "vida_down.weight",
+    "low_up": "vida_up.weight",
+    "high_down": "vida_down2.weight",
+    "high_up": "vida_up2.weight",
+}
 SHARE = 0.1  # U is this share of the variance
 
 
@@ -192,6 +199,21 @@ class ViDA(Method):
     def warmup_parameters(self) -> dict[str, nn.Parameter]:
         """The adapters; the source weights are frozen."""
         return self.adapters
+
+    def published_names(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Of ViDA's code: `LAYER.vida_down.weight`, ..., `LAYER.linear_vida.weight` and `.bias`."""
+        learnt = {}
+        for ours in self.adapters:
+            layer, _, kind = ours.rpartition(".")
+            learnt[f"{layer}.{PUBLISHED[kind]}"] = ours
+        adapted = {ours.rpartition(".")[0] for ours in self.adapters}
+        source = {}
+        for name, tensor in self.model.network.state_dict().items():
+            layer, _, kind = name.rpartition(".")
+            if name not in self.adapters:
+                theirs = f"{layer}.linear_vida.{kind}" if layer in adapted else name
+                source[theirs] = tensor
+        return learnt, source
 
     def warmed_up(self) -> None:
         """Teacher and restore values start from the warmed-up adapters."""

@@ -21,6 +21,7 @@ from ctta_bench.cli import (
     sharing,
     status,
     tuning,
+    warmup,
 )
 from ctta_bench.cli.command import PlainCommand, PlainGroup, State, exit_codes, version_line
 from ctta_bench.cli.completion import whole_words_in_bash
@@ -35,6 +36,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and check data sets.")
 models_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and show source models.")
+warmup_app = typer.Typer(
+    cls=PlainGroup, no_args_is_help=True, help="Take warm-ups from published checkpoints."
+)
 new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a template to start from.")
 
 
@@ -71,6 +75,7 @@ _add(app, GET, list=listing.list_entries, train_source=models.train_source)
 _add(app, WRITE, check=authoring.check, parity=authoring.parity)
 app.add_typer(data_app, name="data", rich_help_panel=GET)
 app.add_typer(models_app, name="models", rich_help_panel=GET)
+app.add_typer(warmup_app, name="warmup", rich_help_panel=GET)
 app.add_typer(new_app, name="new", rich_help_panel=WRITE)
 _add(
     data_app,
@@ -88,7 +93,9 @@ _add(
     list=models.models_list,
     download=models.models_download,
     show=models.models_show,
+    check=models.models_check,
 )
+_add(warmup_app, None, **{"import": warmup.warmup_import})
 _add(new_app, None, method=authoring.new_method, benchmark=authoring.new_benchmark)
 
 

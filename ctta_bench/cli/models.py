@@ -131,6 +131,39 @@ def models_show(
 
 
 @command
+def models_check(
+    name: Name,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Check whether weights are those of a published source model: right, wrong or unknown.
+
+    Compared are the fingerprint if it is published, names and shapes, and the accuracy on source
+    images and clean test images that are there. The exit code is 1 for wrong weights.
+
+    Example: `ctta-bench models check cifar10_vit_base --weights pretrain_cifar10.pth`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.api.discover import published_checkpoints
+    from ctta_bench.errors import ConfigError
+    from ctta_bench.run.weight_check import check_weights
+
+    known = {row["name"]: row for row in published_checkpoints() if row["kind"] == "source model"}
+    if name not in known:
+        raise ConfigError(f"models check {name!r}: of the paper are {', '.join(known)}.")
+    found = check_weights(name, known[name], weights=weights, root=data_root)
+    if as_json:
+        print_json({"name": name, **vars(found)})
+    else:
+        typer.echo("\n".join([f"{name}: {found.verdict}", *(f"- {t}" for t in found.findings)]))
+    if found.verdict == "wrong":
+        raise typer.Exit(1)
+
+
+@command
 def train_source(
     benchmark: BenchmarkArgument,
     model: Model = None,

@@ -192,6 +192,18 @@ class Method(OldNames):
         """The tensors that a warm-up stores, by name: those it trains, and others (a teacher's)."""
         return self.warmup_parameters()
 
+    def published_names(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Names in the official code's file of a warm-up: of what it learnt, and of the rest.
+
+        The first are those of `warmup_result` by the official name; the second the tensors of the
+        source model by theirs, with which the file must agree. Raises MethodError if no official
+        file of a warm-up is known.
+        """
+        raise MethodError(
+            f"{type(self).__name__}: no published file of a warm-up is known; leave the import "
+            "out, and the warm-up runs."
+        )
+
     def warm_up(self, images: Tensor, labels: Tensor | None) -> None:
         """One update of a warm-up; by default on the cross-entropy.
 

@@ -280,6 +280,12 @@ class WarmupResult(TypedDict):
     learnt_sha256: str
 
 
+class ImportedWarmup(WarmupResult):
+    """result.json of a warm-up that `ctta-bench warmup import` read from a published file."""
+
+    imported: dict[str, str]  # name and SHA-256 of the file
+
+
 class ProcessRecord(TypedDict):
     """What identifies a process, also after its end."""
 

@@ -40,6 +40,7 @@ from ctta_bench.run.checkpoint import (
 )
 from ctta_bench.run.environment import environment, forget_peak_memory, peak_memory_mb
 from ctta_bench.run.export import ModelKeeper, check_kept
+from ctta_bench.run.imported import import_notes
 from ctta_bench.run.loggers import JsonLines, Logger, rewrite_lines
 from ctta_bench.run.open import OpenCell, norm_statistics, notes, open_cell, source_accuracy
 from ctta_bench.run.options import RunOptions
@@ -232,6 +233,7 @@ def _prepare(
     source = opened.source(method, lambda text: say(folder, loggers, text))
     method.start(source, warmed(opened, folder.path.parent, loggers, heartbeat.beat))
     opened.models.release()
+    told += import_notes(cell.warmup, folder.path.parent)
     noticed = [*cell.notes, *told, *notes(method, cell.settings, source)]
     return _Prepared(method, stream, accuracy, held_out, noticed)
 
