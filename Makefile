@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_LOWEST := .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture results test test-all test-lowest test-slurm test-browser test-latex \
+.PHONY: help setup demo picture results rehearse test test-all test-lowest test-slurm test-browser test-latex \
   lint format type bench docs clean
 
 help: ## show this list
@@ -69,6 +69,9 @@ picture: demo ## docs/images/report.png: the top of the demo's report, 1280 pixe
 	$(call debian,chromium,chromium)
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1205 \
 	  --screenshot=docs/images/report.png "file://$(CURDIR)/runs/quickstart/report/index.html"
+
+rehearse: setup ## every experiment of the paper on made-up data, to its tables; ARGS=--smallest
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/rehearse.py $(ARGS)
 
 test: setup ## the tests, in a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)

@@ -137,7 +137,16 @@ def data_make(
     ] = None,
     with_model: Annotated[
         bool,
-        typer.Option("--with-model", help="Also make weights of a ViT-B/16 for the rehearsal."),
+        typer.Option(
+            "--with-model",
+            help="Also make weights for the rehearsal: of a ViT-B/16, for streets of SegFormer-B5.",
+        ),
+    ] = False,
+    full_size: Annotated[
+        bool,
+        typer.Option(
+            "--full-size", help="Streets of 1920 x 1080 pixels, not of a fourth of their sides."
+        ),
     ] = False,
     workers: Annotated[
         int | None, typer.Option(help="Number of processes.", show_default="all cores")
@@ -165,8 +174,8 @@ def data_make(
     if layout is not None:
         if source or corruption or hold_out or severity or parameters or size or seed:
             raise ConfigError(
-                "data make --layout: takes only --data-root, --images, --with-model and --workers; "
-                "everything else of a rehearsal is as published."
+                "data make --layout: takes only --data-root, --images, --with-model, --full-size "
+                "and --workers; everything else of a rehearsal is as published."
             )
         with StepBar(quiet=quiet) as bar:
             folders = rehearse(
@@ -175,15 +184,16 @@ def data_make(
                 images=IMAGES if images is None else images,
                 workers=processes,
                 report=bar.counted("corrupting images"),
+                full_size=full_size,
             )
             if with_model:
-                bar.named("fitting the head of ViT-B/16, some minutes on a CPU")
+                bar.named("fitting the last layer of the network, some minutes on a CPU")
                 folders.append(write_rehearsal_model(layout, root))
         for folder in folders:
             typer.echo(f"rehearsal: {folder}")
         return
-    if images is not None or with_model:
-        raise ConfigError("--images, --with-model: only for rehearsals (--layout).")
+    if images is not None or with_model or full_size:
+        raise ConfigError("--images, --with-model, --full-size: only for rehearsals (--layout).")
     assert benchmark is not None
     names = tuple(corruption or CORRUPTIONS) + (HOLD_OUT if hold_out else ())
     options = MakeOptions(source, names, tuple(severity or ()), parameters, size, seed)

@@ -53,10 +53,13 @@ def rehearse(
     images: int = IMAGES,
     workers: int = 1,
     report: Callable[[int, int], None] | None = None,
+    full_size: bool = False,
 ) -> list[Path]:
     """Make the rehearsal of a benchmark under `root`; returns its folders.
 
-    images: per corruption and severity, 1 to 2,000. After an interruption the next call resumes.
+    images: per corruption and severity, 1 to 2,000. full_size: streets of the published size, not
+    of a fourth of its sides; the images of the other sets have theirs in any case. After an
+    interruption the next call resumes.
 
     Example: `rehearse("cifar10_c", Path("rehearsal"), images=20)`
 
@@ -66,8 +69,10 @@ def rehearse(
         raise ConfigError(f"--layout {layout!r}: choose {', '.join(LAYOUTS)}.")
     if not 1 <= images <= 2000:
         raise ConfigError(f"--images {images}: give a number from 1 to 2000.")
+    if full_size and layout != STREETS:
+        raise ConfigError(f"--full-size: only for --layout {STREETS}; {layout} has its full size.")
     if layout == STREETS:
-        return write_streets(root, images, report)
+        return write_streets(root, images, report, full_size=full_size)
     if layout not in CORRUPTED:
         return _uncorrupted(layout, root, images)
     made = _cifar if layout.startswith("cifar") else _imagenet

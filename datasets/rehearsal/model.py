@@ -1,7 +1,9 @@
-"""Weights for rehearsals with the networks of the published tables (ViT-B/16), without a download.
+"""Weights for rehearsals with the networks of the published tables, without a download.
 
-The network has the random weights of its initialisation; only its head is fitted to the rehearsal's
-source images, so that its accuracy is above chance. Its errors are meaningless.
+A ViT-B/16 or SegFormer-B5 has the random weights of its initialisation; only its last layer is
+fitted to the rehearsal's source images, so that it passes the check of its accuracy. A ViT is
+fitted to normalised images and to raw ones in [0, 1], which the published rows were run with. Its
+errors are meaningless.
 """
 
 import hashlib
@@ -14,17 +16,23 @@ import numpy as np
 from ctta_bench.datasets.io.decoding import Geometry
 from ctta_bench.datasets.io.files import atomic
 from ctta_bench.datasets.io.imagenet import train_images
+from ctta_bench.datasets.rehearsal.streets import LAYOUT as STREETS
 from ctta_bench.errors import ConfigError, DataError
-from ctta_bench.registry import BENCHMARKS
+from ctta_bench.registry import BENCHMARKS, MODELS
 
 BATCH = 10
 RIDGE = 1e-3  # of the mean eigenvalue of the features' Gram matrix: the fit is nearly exact
-NOTE = "random weights, fitted head"
+PIXELS = 4000  # of each source image that the last layer of a segmentation network is fitted to
+NOTE = "random weights, head fitted to both normalisations"
+EARLIER_NOTE = "random weights, fitted head"
 
 
 @dataclass(frozen=True)
 class Network:
-    """A timm architecture, its number of classes, and the name of its file in ROOT/models."""
+    """An architecture, its number of classes, and the name of its file in ROOT/models.
+
+    The architecture is one of timm, or a model of segmentation of the suite.
+    """
 
     architecture: str
     classes: int
@@ -36,6 +44,7 @@ IMAGENET = Network("vit_base_patch16_224", 1000, "vit_base_patch16_224.augreg_in
 NETWORKS = {
     "cifar10_c": Network("vit_base_patch16_384", 10, "cifar10_vit_base"),
     "cifar100_c": Network("vit_base_patch16_384", 100, "cifar100_vit_base"),
+    STREETS: Network("segformer_b5", 19, "segformer_b5"),
 }
 OWN_SOURCE = (*NETWORKS, "domainnet126")  # whose source images have the labels of the head
 
@@ -50,7 +59,7 @@ def network_of(layout: str) -> Network:
 
 
 def write_rehearsal_model(layout: str, root: Path, network: Network | None = None) -> Path:
-    """Write ROOT/models/NAME.safetensors in half precision (ViT-B/16: 172 MB).
+    """Write ROOT/models/NAME.safetensors in half precision (ViT-B/16: 172 MB, SegFormer-B5: 164).
 
     network: by default that of the published tables. The rehearsal must be under `root`; the
     weights are made again if its source images have changed. Raises ConfigError for a layout
@@ -62,25 +71,17 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
     seen = hashlib.sha256(np.asarray(source.labels, "<i8").tobytes()).hexdigest()
     if _is_fitted_to(file, seen):
         return file
-    import timm
     import torch
     from safetensors.torch import save_file
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        built: Any = timm.create_model(
-            network.architecture, pretrained=False, num_classes=network.classes
-        ).eval()
-        features = [
-            _features(built, source.load(numbers))
-            for numbers in np.array_split(
-                np.arange(len(source.labels)), len(source.labels) // BATCH
-            )
-        ]
-        labels = np.asarray(source.labels)
-        weight, bias = fit_head(np.concatenate(features), labels, network.classes)
-        head = {"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)}
-        built.get_classifier().load_state_dict(head)
+        built, last, features, labels = (_streets if layout == STREETS else _images)(
+            network, source
+        )
+        weight, bias = fit_head(features, labels, network.classes)
+        last.weight.copy_(torch.from_numpy(weight).view_as(last.weight))
+        last.bias.copy_(torch.from_numpy(bias))
     tensors = {
         key: (value.half() if value.is_floating_point() else value).contiguous()
         for key, value in built.state_dict().items()
@@ -109,22 +110,66 @@ def _is_fitted_to(file: Path, seen: str) -> bool:
             noted = content.metadata() or {}
     except (OSError, SafetensorError):
         noted = {}
-    if noted.get("rehearsal") != NOTE:
+    if noted.get("rehearsal") not in (NOTE, EARLIER_NOTE):
         raise DataError(
             f"{file}: is not a rehearsal's file, and nothing is overwritten; choose another --root "
             "or move it away."
         )
-    return noted.get("source_labels") == seen
+    return noted.get("source_labels") == seen and noted["rehearsal"] == NOTE
 
 
-def _features(network: Any, images: Any) -> np.ndarray:
-    """The head's input features for uint8 images [n, 3, H, W], normalised to [-1, 1]."""
+_Fitted = tuple[Any, Any, np.ndarray, np.ndarray]  # network, last layer, features [n, d], labels
+
+
+def _images(network: Network, source: Any) -> _Fitted:
+    """A timm network, and features of the source images, normalised to [-1, 1] and raw."""
+    import timm
+
+    built: Any = timm.create_model(
+        network.architecture, pretrained=False, num_classes=network.classes
+    ).eval()
+    count = len(source.labels)
+    features = [
+        _features(built, source.load(numbers), shift)
+        for shift in (0.5, 0.0)
+        for numbers in np.array_split(np.arange(count), max(1, count // BATCH))
+    ]
+    return built, built.get_classifier(), np.concatenate(features), np.tile(source.labels, 2)
+
+
+def _features(network: Any, images: Any, shift: float) -> np.ndarray:
+    """The head's input for uint8 images [n, 3, H, W]: normalised with shift 0.5, raw with 0."""
     import torch
 
     side = network.patch_embed.img_size
     inputs = torch.nn.functional.interpolate(images.float() / 255, size=side, mode="bilinear")
-    hidden = network.forward_head(network.forward_features((inputs - 0.5) / 0.5), pre_logits=True)
+    inputs = (inputs - shift) / (1 - shift)
+    hidden = network.forward_head(network.forward_features(inputs), pre_logits=True)
     return hidden.double().numpy()
+
+
+def _streets(network: Network, source: Any) -> _Fitted:
+    """A SegFormer, and features of PIXELS pixels of each source image, normalised as published."""
+    import torch
+
+    built: Any = MODELS.get(network.architecture)().eval()
+    facts, last = built.pretrained_cfg, built.decode_head.conv_seg
+    mean, std = (torch.tensor(facts[key]).view(3, 1, 1) for key in ("mean", "std"))
+    seen: list[Any] = []
+    hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    features, labels = [], []
+    for number in range(len(source.labels)):
+        index = np.array([number])
+        built((source.load(index).float() / 255 - mean) / std)
+        maps = seen.pop()
+        ids = source.maps(index)[None].float()
+        ids = torch.nn.functional.interpolate(ids, maps.shape[2:], mode="nearest").long().ravel()
+        known = torch.nonzero(ids < network.classes).ravel()
+        known = known[torch.randperm(len(known))[:PIXELS]]
+        features.append(maps.flatten(2)[0].T[known].double().numpy())
+        labels.append(ids[known].numpy())
+    hook.remove()
+    return built, last, np.concatenate(features), np.concatenate(labels)
 
 
 def fit_head(
@@ -137,10 +182,13 @@ def fit_head(
     mean, present = features.mean(axis=0), np.unique(labels)
     centred = features - mean
     wanted = (labels[:, None] == present).astype(np.float64)
-    gram = centred @ centred.T
-    ridge = RIDGE * np.trace(gram) / len(gram)
-    dual = np.linalg.solve(gram + ridge * np.eye(len(gram)), wanted - wanted.mean(axis=0))
+    # The smaller of the two equal systems: of the images, or of the features.
+    wide = len(centred) <= centred.shape[1]
+    gram = centred @ centred.T if wide else centred.T @ centred
+    right = wanted - wanted.mean(axis=0)
+    ridge = RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
+    solved = np.linalg.solve(gram + ridge, right if wide else centred.T @ right)
     weight, bias = np.zeros((classes, features.shape[1])), np.full(classes, -1.0)
-    weight[present] = dual.T @ centred
+    weight[present] = solved.T @ centred if wide else solved.T
     bias[present] = wanted.mean(axis=0) - weight[present] @ mean
     return weight.astype(np.float32), bias.astype(np.float32)

@@ -1,7 +1,7 @@
 """The rehearsal of cityscapes_acdc: scenes of streets_acdc in the folders of the published sets.
 
 Names, formats and encodings are those of ACDC and Cityscapes as unpacked; images have a fourth of
-their sides.
+their sides, or the full size.
 """
 
 import io
@@ -19,6 +19,7 @@ from ctta_bench.datasets.streets.weather import WEATHER
 
 LAYOUT = "cityscapes_acdc"
 ACDC_SIZE, CITYSCAPES_SIZE = (480, 270), (512, 256)  # width, height
+FULL = 4  # times these sides are the published ones
 SEQUENCES = ("GOPR0475", "GP010475")
 CITIES = {"train": ("aachen", "zurich"), "val": ("munster",)}
 TRAINING, VALIDATION = 8, 4  # images of Cityscapes
@@ -29,18 +30,24 @@ File = tuple[str, bytes]  # relative path and content
 
 
 def write_streets(
-    root: Path, images: int, report: Callable[[int, int], None] | None = None
+    root: Path,
+    images: int,
+    report: Callable[[int, int], None] | None = None,
+    *,
+    full_size: bool = False,
 ) -> list[Path]:
     """Write both data sets under `root`: `images` per condition, and a fourth of that for `val`.
 
-    Raises DataError if other data are in the way.
+    full_size: images of 1920 x 1080 and 2048 x 1024 pixels, as published. Raises DataError if other
+    data are in the way.
     """
+    times = FULL if full_size else 1
     folders = [root / name for name in ("rgb_anon", "gt", "leftImg8bit", "gtFine")]
     for folder in folders:
         mark_as_rehearsal(folder)
     counts = {"train": images, "train_ref": -(-images // 4), "val": -(-images // 4)}
     total = len(WEATHER) * sum(counts.values()) + TRAINING + VALIDATION
-    for done, files in enumerate(_everything(counts), 1):
+    for done, files in enumerate(_everything(counts, times), 1):
         for name, content in files:
             put(root / name, content)
         if report is not None:
@@ -50,40 +57,42 @@ def write_streets(
     return folders
 
 
-def _everything(counts: dict[str, int]) -> Iterator[list[File]]:
+def _everything(counts: dict[str, int], times: int) -> Iterator[list[File]]:
     """The files of each scene."""
     for position, condition in enumerate(WEATHER):
         for split, count in counts.items():
             for number in range(count):
-                yield _acdc(condition, split, number, (_SEEDS[split], position, number))
+                yield _acdc(condition, split, number, (_SEEDS[split], position, number), times)
     for position, (split, count) in enumerate((("train", TRAINING), ("val", VALIDATION))):
         for number in range(count):
-            yield _cityscapes(split, number, (_SEEDS["cityscapes"], position, number))
+            yield _cityscapes(split, number, (_SEEDS["cityscapes"], position, number), times)
 
 
-def _acdc(condition: str, split: str, number: int, seed: tuple[int, ...]) -> list[File]:
+def _acdc(condition: str, split: str, number: int, seed: tuple[int, ...], times: int) -> list[File]:
     scene = make_scene(seed)
     ref = "_ref" if split.endswith("_ref") else ""
     image = scene.image if ref else WEATHER[condition](scene, np.random.default_rng((*seed, 1)))
     sequence = SEQUENCES[number % len(SEQUENCES)]
     place = f"{condition}/{split}/{sequence}/{sequence}_frame_{number + 1:06d}"
-    label = _labels(scene.label, ACDC_SIZE)
+    width, height = (times * side for side in ACDC_SIZE)
+    label = _labels(scene.label, (width, height))
     return [
-        (f"rgb_anon/{place}_rgb{ref}_anon.png", _png(_image(image, ACDC_SIZE))),
+        (f"rgb_anon/{place}_rgb{ref}_anon.png", _png(_image(image, (width, height)))),
         (f"gt/{place}_gt{ref}_labelTrainIds.png", _png(label)),
         (f"gt/{place}_gt{ref}_labelIds.png", _png(_raw_ids(label))),
     ]
 
 
-def _cityscapes(split: str, number: int, seed: tuple[int, ...]) -> list[File]:
+def _cityscapes(split: str, number: int, seed: tuple[int, ...], times: int) -> list[File]:
     """As downloaded: raw ids only; train ids are made by cityscapesScripts."""
     scene = make_scene(seed)
     cities = CITIES[split]
     city = cities[number % len(cities)]
     place = f"{split}/{city}/{city}_{number:06d}_000019"
-    label = _raw_ids(_labels(scene.label, CITYSCAPES_SIZE))
+    width, height = (times * side for side in CITYSCAPES_SIZE)
+    label = _raw_ids(_labels(scene.label, (width, height)))
     return [
-        (f"leftImg8bit/{place}_leftImg8bit.png", _png(_image(scene.image, CITYSCAPES_SIZE))),
+        (f"leftImg8bit/{place}_leftImg8bit.png", _png(_image(scene.image, (width, height)))),
         (f"gtFine/{place}_gtFine_labelIds.png", _png(label)),
     ]
 

@@ -1,0 +1,122 @@
+"""Rehearse the paper of PAID: every experiment `paper/*`, from made-up data to its tables.
+
+    python scripts/rehearse.py [FOLDER] [--smallest | --only paper/NAME ...] [--images N]
+
+Data have the published layouts, streets the published size; networks have random weights with a
+fitted last layer. Classification runs on a small ViT, so that all of it takes minutes on a CPU:
+`--published` takes the published networks (ViT-B/16, hours). SegFormer-B5 is the published one; the
+table runs on small copies of its images, and Source and PAID also once on the published 960 x 540.
+Numbers mean nothing; each command, reader, method, table and figure is the real one. A second call
+resumes.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ctta_bench.config.experiment_file import Experiment, experiment_files, load_experiment
+from ctta_bench.datasets.rehearsal.benchmarks import rehearse
+from ctta_bench.datasets.rehearsal.model import Network, network_of, write_rehearsal_model
+
+TINY = "test_vit.r160_in1k"  # a timm network of 0.4 M parameters
+STREETS = "cityscapes_acdc"
+SMALL_SCALE = "benchmark.scale=[68,120]"
+SMALLEST = ("paper/main_imagenet_c",)
+# What only these experiments end with, in addition to their report.
+ENDS = {
+    "paper/geometry": ["geometry", "runs/geometry"],
+    "paper/attention": [
+        *("attention", "runs/attention", "--domain", "fog", "--image", "0"),
+        *("--root", "data/imagenet_c"),
+    ],
+}
+
+
+def main() -> int:
+    """Make the data, run the experiments, and write their tables; returns the exit code."""
+    head, *text = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(
+        description=head,
+        epilog="\n".join(text[4:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("rehearsal"))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--smallest", action="store_true", help="paper/main_imagenet_c alone")
+    which.add_argument("--only", action="append", metavar="paper/NAME", help="repeatable")
+    parser.add_argument("--published", action="store_true", help="the published networks; hours")
+    parser.add_argument("--images", type=int, default=1, help="per domain; 1")
+    chosen = parser.parse_args()
+    papers = [name for name in experiment_files() if name.startswith("paper/")]
+    names = SMALLEST if chosen.smallest else tuple(chosen.only or papers)
+    if unknown := sorted(set(names) - set(papers)):
+        parser.error(f"{', '.join(unknown)}: choose of {', '.join(papers)}")
+    begin = time.monotonic()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        run(name, chosen.folder, chosen.images, published=chosen.published)
+    ctta_bench(chosen.folder, "report", "runs", "--as", "paper", "--against", "paper", shown=False)
+    made = sorted(file.stem for file in (chosen.folder / "runs" / "as-paper").glob("*.csv"))
+    minutes = (time.monotonic() - begin) / 60
+    print(f"rehearsed {len(names)} experiments in {minutes:.1f} minutes: {', '.join(made)}")
+    print(chosen.folder / "runs" / "as-paper" / "tables.md")
+    return 0
+
+
+def run(name: str, folder: Path, images: int, *, published: bool) -> None:
+    """One experiment, on each of its benchmarks, and its report."""
+    experiment = load_experiment(name)
+    runs = f"runs/{experiment.name}"
+    several = len(experiment.benchmarks) > 1
+    few = ["--set", f"benchmark.examples={images}", "--workers", "0", "--quiet"]
+    for benchmark in experiment.benchmarks:
+        words = made_data(experiment, benchmark, folder, published=published)
+        only = ["--benchmark", benchmark] if several else []
+        small = ["--set", SMALL_SCALE] if benchmark == STREETS and not published else []
+        ctta_bench(folder, "grid", name, *only, *words, *small, *few)
+        if benchmark == STREETS:
+            once = ["--set", "benchmark.domains=[fog]", "--set", "benchmark.rounds=1"]
+            for method in ("source", "paid"):
+                ctta_bench(folder, "run", method, STREETS, *words, *once, *few)
+    ctta_bench(folder, "report", runs, "--against", "paper", shown=False)
+    if name in ENDS:
+        ctta_bench(folder, *ENDS[name], shown=False)
+
+
+def made_data(
+    experiment: Experiment, benchmark: str, folder: Path, *, published: bool
+) -> list[str]:
+    """Make the data and weights of a benchmark; returns the arguments that name them."""
+    root = folder / "data" / benchmark
+    tiny = benchmark != STREETS and not published
+    network = network_of(benchmark)
+    rehearse(benchmark, root, images=10, workers=1, full_size=benchmark == STREETS)
+    write_rehearsal_model(
+        benchmark, root, Network("test_vit", network.classes, TINY) if tiny else network
+    )
+    own = ["--root", str(root.relative_to(folder))]
+    if any(entry.semantic_shift for entry in experiment.methods):
+        shift = folder / "data" / "cifar100_c" / "cifar-100-python"
+        rehearse("cifar100_c", shift.parent, images=10, workers=1)
+        shutil.copytree(shift, root / shift.name, dirs_exist_ok=True)
+    return [*own, "--model", f"timm:{TINY}"] if tiny else own
+
+
+def ctta_bench(folder: Path, *words: str, shown: bool = True) -> None:
+    """A command as a user types it, in the folder; ends this program where it fails."""
+    print("$ ctta-bench", *words, flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ctta_bench", *words],
+        cwd=folder,
+        stdout=None if shown else subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
