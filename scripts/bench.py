@@ -7,6 +7,7 @@ steps         steps of methods, the engine and start-up, compared with what the 
 segmentation  the same for segmentation, and the number of maps in memory; `make bench`
 forms         PAID, LoRA and DoRA in each form of their product, compared with TENT
 growth        time and memory by batch, rank, tokens, model and stream
+gpu           what needs a GPU: `scripts/gpu_check.sh`
 scale         planning, status and collecting of 100,000 cells
 profile       shares of the time of an experiment
 
@@ -18,7 +19,7 @@ import argparse
 import importlib
 import sys
 
-COMMANDS = ("steps", "segmentation", "forms", "growth", "scale", "profile")
+COMMANDS = ("steps", "segmentation", "forms", "growth", "gpu", "scale", "profile")
 
 
 def main(words: list[str]) -> int:
