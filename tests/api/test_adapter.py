@@ -159,9 +159,9 @@ def test_the_service_of_the_page_adapts_100_images_over_http(page: dict[str, Any
             return found
 
     try:
-        benchmark = ctta_bench.load_benchmark("fashion_c")
+        benchmark = ctta_bench.load_benchmark("scenes_c")
         images = benchmark.domain("clean").load(np.arange(100)).numpy()
-        expected = ctta_bench.adapt("fashion_vit", "tent", lr=1e-3)
+        expected = ctta_bench.adapt("scenes_vit", "tent", lr=1e-3)
         for start in range(0, 100, 20):
             found = post(images[start : start + 20])
             assert found["classes"] == expected.predict(images[start : start + 20]).tolist()
