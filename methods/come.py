@@ -21,9 +21,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.errors import DataError
 from ctta_bench.method import Method, OptimizerHyperparameters
-from ctta_bench.parts.fisher import fisher_information, weighted_drift
+from ctta_bench.parts.fisher import fisher_of_source, weighted_drift
 from ctta_bench.parts.selection import Selection
 from ctta_bench.parts.sharpness import ascend, descend
 from ctta_bench.registry import METHODS
@@ -154,15 +153,9 @@ class ComeEATA(OpinionMethod):
         """Fisher information F of the adapted parameters: of the cross-entropy, as in EATA."""
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
-        batches = source.batches(self.hp.fisher_batch_size)
-        self.fisher, self.source_used = fisher_information(
-            self.model, parameters, batches, self.hp.source_samples
+        self.fisher, self.source_used = fisher_of_source(
+            self.model, parameters, source, self.hp, asked_by="COME (EATA)", instead="come_tent"
         )
-        if not self.source_used:
-            raise DataError(
-                "COME (EATA) needs source images for its Fisher information, and there are none; "
-                "use `come_tent`, or a benchmark with a source set."
-            )
 
     def adapt(self, images: Tensor) -> Tensor:
         """One step on the selected images; returns the logits from before the step."""

@@ -15,8 +15,6 @@ largest so far makes no core. Always: a single image has no deviation, so only i
 normalisation of the source images: `stats_preproc`.
 """
 
-import contextlib
-import math
 from typing import Any, Literal
 
 import torch
@@ -26,11 +24,9 @@ from torch import Tensor, nn
 from ctta_bench.method import Method, OptimizerHyperparameters
 from ctta_bench.parts.prompts.class_token import check_class_token, prompted, start_prompts
 from ctta_bench.parts.source.moments import (
-    SourceStatistics,
     alignment_loss,
     batch_moments,
-    cached_statistics,
-    source_statistics,
+    statistics_of_certain,
 )
 from ctta_bench.registry import METHODS
 
@@ -133,25 +129,14 @@ class DPCore(Method):
 
     def prepare(self, source: Any) -> None:
         """Mean and deviation of the features of source images with low entropy."""
-        hp, normalised = self.hp, self.hp.stats_preproc == "official"
-        facts = {"samples": hp.source_samples, "max_entropy": hp.max_entropy}
-        if normalised:
-            facts["normalised"] = self.model.trained_preprocessing().record()
-
-        def make() -> SourceStatistics:
-            with (
-                self.model.with_trained_preprocessing() if normalised else contextlib.nullcontext()
-            ):
-                return source_statistics(
-                    self.model,
-                    source.batches(),
-                    samples=hp.source_samples,
-                    entropy_limit=hp.max_entropy * math.log(self.model.num_classes),
-                    asked=self.predict if hp.faithful else None,
-                )
-
-        keep = not hp.faithful  # images that random prompts filtered are of no use to other cells
-        self.source = cached_statistics(source, facts, make, self.model.mean) if keep else make()
+        self.source = statistics_of_certain(
+            self.model,
+            source,
+            samples=self.hp.source_samples,
+            max_entropy=self.hp.max_entropy,
+            normalised=self.hp.stats_preproc == "official",
+            asked=self.predict if self.hp.faithful else None,
+        )
         self.source_used = self.source.images
 
     def adapt(self, images: Tensor) -> Tensor:

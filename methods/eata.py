@@ -13,9 +13,8 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from ctta_bench.errors import DataError
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
-from ctta_bench.parts.fisher import fisher_information, weighted_drift
+from ctta_bench.parts.fisher import fisher_of_source, weighted_drift
 from ctta_bench.parts.selection import Selection
 from ctta_bench.registry import METHODS
 
@@ -107,15 +106,9 @@ class EATA(ETA):
         """Fisher information F of the adapted parameters, for the model's own predictions."""
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
-        batches = source.batches(self.hp.fisher_batch_size)
-        self.fisher, self.source_used = fisher_information(
-            self.model, parameters, batches, self.hp.source_samples
+        self.fisher, self.source_used = fisher_of_source(
+            self.model, parameters, source, self.hp, asked_by="EATA", instead="eta"
         )
-        if not self.source_used:
-            raise DataError(
-                "EATA needs source images for its Fisher information, and there are none; use "
-                "`eta`, or a benchmark with a source set."
-            )
 
     def total_loss(self, entropy: Tensor) -> Tensor:
         """The weighted entropy plus β Σ F (θ - θ_source)²."""

@@ -27,13 +27,7 @@ from torch.nn.functional import cosine_similarity
 
 from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.parts.prompts.class_token import check_class_token, prompted, start_prompts
-from ctta_bench.parts.source.moments import (
-    SourceStatistics,
-    batch_moments,
-    cached_statistics,
-    moment_distance,
-    source_statistics,
-)
+from ctta_bench.parts.source.moments import batch_moments, moment_distance, statistics_of_certain
 from ctta_bench.registry import METHODS
 
 
@@ -215,20 +209,13 @@ class KFF(Method):
 
     def prepare(self, source: Any) -> None:
         """Mean and deviation of the class token on source images, without prompts."""
-        hp = self.hp
-        facts = {"samples": hp.source_samples, "max_entropy": hp.source_max_entropy}
-
-        def make() -> SourceStatistics:
-            return source_statistics(
-                self.model,
-                source.batches(),
-                samples=hp.source_samples,
-                entropy_limit=hp.source_max_entropy * math.log(self.model.num_classes),
-                asked=self.with_start_prompts if hp.faithful else None,
-            )
-
-        keep = not hp.faithful  # images that random prompts filtered are of no use to other cells
-        self.source = cached_statistics(source, facts, make, self.model.mean) if keep else make()
+        self.source = statistics_of_certain(
+            self.model,
+            source,
+            samples=self.hp.source_samples,
+            max_entropy=self.hp.source_max_entropy,
+            asked=self.with_start_prompts if self.hp.faithful else None,
+        )
         self.source_used = self.source.images
 
     def with_start_prompts(self, images: Tensor) -> Tensor:

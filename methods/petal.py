@@ -1,14 +1,14 @@
 """PETAL (Brahma and Rai, CVPR 2023, arXiv:2212.09713): CoTTA, with a posterior of the source
 weights as prior, and a restore of those weights that matter least.
 
-Official code: dhanajitb/petal. As in CoTTA, a student learns from an averaged teacher, whose
-prediction is averaged over augmented views where the source model is unsure. The posterior is that
-of SWAG: training on labelled source images goes on for some epochs, and mean μ and variance σ² of
-every weight are taken over snapshots. It is the warm-up here. Student, teacher and source model
-start from μ, and the loss has the term w/2 Σ (θ - μ)² / (σ² + 1e-6). After the step, weights whose
-squared gradient is below the δ quantile of all go back to their start (`restore: fim`, after the
-Fisher information), or random ones, as in CoTTA (`restore: sres`). Only tensors named weight or
-bias learn.
+Official code: dhanajitb/petal. As in CoTTA, from which this class derives, a student learns from an
+averaged teacher, whose prediction is averaged over augmented views where the source model is
+unsure. The posterior is that of SWAG: training on labelled source images goes on for some epochs,
+and mean μ and variance σ² of every weight are taken over snapshots. It is the warm-up here.
+Student, teacher and source model start from μ, and the loss has the term w/2 Σ (θ - μ)² /
+(σ² + 1e-6). After the step, weights whose squared gradient is below the δ quantile of all go back
+to their start (`restore: fim`, after the Fisher information), or random ones, as in CoTTA
+(`restore: sres`). Only tensors named weight or bias learn.
 
 Without a warm-up (`prior: l2`) μ are the source weights and σ² is 1: a plain pull to the source,
 not what the paper has. The presets have the posterior.
@@ -26,26 +26,16 @@ from pydantic import Field
 from torch import Tensor
 
 from ctta_bench.errors import MethodError
-from ctta_bench.method import (
-    Method,
-    OptimizerHyperparameters,
-    WarmupHyperparameters,
-    ema_update,
-    soft_cross_entropy,
-    stochastic_restore,
-    symmetric_cross_entropy,
-)
-from ctta_bench.model import SourceModel
-from ctta_bench.parts.views.batch import random_view
-from ctta_bench.parts.views.passes import Augment, mean_over_views
+from ctta_bench.method import OptimizerHyperparameters, WarmupHyperparameters, ema_update
 from ctta_bench.registry import METHODS
 
+COTTA: Any = METHODS.get("cotta")  # registered classes have no static type
 DAMPING = 1e-6  # of the variance
 SAMPLED = 2**16  # values of which a quantile is estimated
 
 
 @METHODS.register_module("petal")
-class PETAL(Method):
+class PETAL(COTTA):
     """Self-training towards a source posterior; the least important weights are restored."""
 
     display_name = "PETAL"
@@ -55,6 +45,8 @@ class PETAL(Method):
     adapts_layers = "all weights, with a teacher and a prior"
     paper = "https://arxiv.org/abs/2212.09713"
     checked_against = "official code"
+    tasks = frozenset({"classification"})
+    segmentation_form = ""
     warmup_access = "labelled"
     stream_only = frozenset(
         {"loss", "views", "confidence_threshold", "teacher_momentum", "restore", "restore_share"}
@@ -107,8 +99,6 @@ class PETAL(Method):
             """Whether there is a posterior to learn."""
             return super().warms_up and self.prior == "posterior"
 
-    augment: Augment = staticmethod(random_view)
-
     def setup(self) -> None:
         """Adapt every weight and bias; copy the model as teacher and as anchor."""
         if self.hp.prior == "posterior" and not self.hp.warms_up:
@@ -117,17 +107,12 @@ class PETAL(Method):
                 "it; set warmup_epochs (5 on CIFAR, 2 on ImageNet), or prior: l2 for a plain pull "
                 "to the source weights."
             )
-        self.batch_dependent = self.model.use_batch_statistics()
-        self.adapt_only(self.model.weight_parameters())
-        self.optimizer = self.build_optimizer()
-        self.teacher, self.anchor = self.frozen_copy(), self.frozen_copy()
-        of_anchor = dict(self.anchor.network.named_parameters())
-        self.start_values = [of_anchor[name] for name in self.trainable]
-        self.prior_mean = self.start_values
+        super().setup()
+        self.prior_mean = self.source  # the anchor's weights, to which others are restored
         # Of a warm-up for every weight, otherwise the same number for all of them.
         one = self.model.mean.new_tensor(1 / (1 + DAMPING))
         self.prior_precision = [
-            torch.zeros_like(start) if self.hp.warms_up else one for start in self.start_values
+            torch.zeros_like(start) if self.hp.warms_up else one for start in self.source
         ]
         self.snapshots = 0
 
@@ -151,12 +136,12 @@ class PETAL(Method):
         self.snapshots += 1
         weights: list[Tensor] = list(self.trainable.values())
         squares = [weight.square() for weight in weights]
-        torch._foreach_lerp_(self.start_values, weights, 1 / self.snapshots)
+        torch._foreach_lerp_(self.source, weights, 1 / self.snapshots)
         torch._foreach_lerp_(self.prior_precision, squares, 1 / self.snapshots)
 
     def warmup_result(self) -> dict[str, Tensor]:
         """The means of weights and of their squares."""
-        means = dict(zip(self.trainable, self.start_values, strict=True))
+        means = dict(zip(self.trainable, self.source, strict=True))
         squares = zip(self.trainable, self.prior_precision, strict=True)
         return means | {f"{name}.square": square for name, square in squares}
 
@@ -189,35 +174,6 @@ class PETAL(Method):
             self.restore_least(squares) if squares else self.stochastic_restore()
         return target
 
-    @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """The teacher's logits, averaged over views if the anchor's mean confidence is low."""
-        confidence = self.anchor(images).softmax(-1).amax(-1).mean()
-        unsure = bool(confidence < self.hp.confidence_threshold)
-        if self.hp.faithful:
-            plain = self.teacher(images)
-            always = self.hp.loss == "cross_entropy"
-            averaged = self.average_over_views(images) if unsure or always else plain
-            return averaged if unsure else plain
-        return self.average_over_views(images) if unsure else self.teacher(images)
-
-    def average_over_views(self, images: Tensor) -> Tensor:
-        """Mean of the teacher's logits over N random views."""
-        return mean_over_views(
-            images,
-            self.teacher,
-            self.hp.views,
-            size=self.model.preprocessing.size,
-            augment=self.augment,
-            together=not self.batch_dependent,
-        )
-
-    def total_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy of logits [n, classes] to the teacher's, or the mean of both ways."""
-        symmetric = self.hp.loss == "symmetric"
-        between = symmetric_cross_entropy if symmetric else soft_cross_entropy
-        return between(logits, target).mean()
-
     def penalty(self) -> Tensor:
         """-log of the prior, up to a constant: ½ Σ (θ - μ)² / (σ² + 1e-6)."""
         weights = self.trainable.values()
@@ -236,19 +192,9 @@ class PETAL(Method):
         """Set the weights with F below the δ quantile of all of them back to their start."""
         together = torch.cat([square.flatten() for square in squares])
         threshold = quantile(together, self.hp.restore_share)
-        of_weight = zip(self.trainable.values(), self.start_values, squares, strict=True)
+        of_weight = zip(self.trainable.values(), self.source, squares, strict=True)
         for parameter, start, square in of_weight:
             parameter.copy_(torch.where(square < threshold, start, parameter))
-
-    def stochastic_restore(self) -> None:
-        """Set each weight to its start with probability p."""
-        weights, probability = self.trainable.values(), self.hp.restore_probability
-        stochastic_restore(weights, self.start_values, probability)
-
-    @property
-    def scored_model(self) -> SourceModel:
-        """The teacher."""
-        return self.teacher
 
 
 class Quadratic(torch.autograd.Function):

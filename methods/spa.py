@@ -22,9 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ctta_bench.errors import DataError
 from ctta_bench.method import Method, MethodHyperparameters, softmax_entropy
-from ctta_bench.parts.fisher import fisher_information, weighted_drift
+from ctta_bench.parts.fisher import fisher_of_source, weighted_drift
 from ctta_bench.parts.selection import Selection
 from ctta_bench.parts.views.batch import resized
 from ctta_bench.registry import METHODS
@@ -289,15 +288,9 @@ class SPAEATA(SPA):
     def prepare(self, source: Any) -> None:
         """Fisher information F of the norm layers, for the model's own predictions."""
         self.start_values = [p.detach().clone() for p in self.norms]
-        batches = source.batches(self.hp.fisher_batch_size)
-        self.fisher, self.source_used = fisher_information(
-            self.model, self.norms, batches, self.hp.source_samples
+        self.fisher, self.source_used = fisher_of_source(
+            self.model, self.norms, source, self.hp, asked_by="SPA (EATA)", instead="spa_eta"
         )
-        if not self.source_used:
-            raise DataError(
-                "SPA (EATA) needs source images for its Fisher information, and there are none; "
-                "use `spa_eta`, or a benchmark with a source set."
-            )
 
     def host_loss(self, logits: Tensor) -> Tensor:
         """Weighted entropy of the selected images, plus β Σ F (θ - θ_source)²."""

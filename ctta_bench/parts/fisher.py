@@ -5,10 +5,36 @@ and the squared gradient is that of a whole batch, so that the scale depends on 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+
+from ctta_bench.errors import DataError
+
+
+def fisher_of_source(
+    model: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    source: Any,
+    hp: Any,
+    *,
+    asked_by: str,
+    instead: str,
+) -> tuple[list[Tensor], int]:
+    """`fisher_information` of source data; hp: with `fisher_batch_size` and `source_samples`.
+
+    Raises DataError without a source image, which names the method and another one.
+    """
+    batches = source.batches(hp.fisher_batch_size)
+    fisher, used = fisher_information(model, parameters, batches, hp.source_samples)
+    if not used:
+        raise DataError(
+            f"{asked_by} needs source images for its Fisher information, and there are none; use "
+            f"`{instead}`, or a benchmark with a source set."
+        )
+    return fisher, used
 
 
 @torch.enable_grad()

@@ -44,8 +44,8 @@ def set_initial_state(method: Any, case: Case, recorded: Recorded) -> None:
     settings = case["hyper_parameters"]
     constant, relative = settings["swag_variance"]
     method.augment = RecordedAugmentation()
-    method.prior_mean = [settings["swag_mean_factor"] * w for w in method.start_values]
-    variance = (constant + relative * w.square() for w in method.start_values)
+    method.prior_mean = [settings["swag_mean_factor"] * w for w in method.source]
+    variance = (constant + relative * w.square() for w in method.source)
     method.prior_precision = [1 / (v + 1e-6) for v in variance]
     if "restore_order" in case:
         source = dict(method.anchor.network.named_parameters())

@@ -179,7 +179,7 @@ def squares_and_restored(**values: Any) -> tuple[Any, list[Tensor], list[Tensor]
     del method.restore_least
     back = [
         parameter.detach() == start
-        for parameter, start in zip(method.trainable.values(), method.start_values, strict=True)
+        for parameter, start in zip(method.trainable.values(), method.source, strict=True)
     ]
     return method, seen, back
 

@@ -3,6 +3,7 @@
 A sample is an image; for feature maps a position.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,37 @@ def source_statistics(
             "entropy filter off."
         )
     return SourceStatistics(features.mean(0), features.std(0), len(features))
+
+
+def statistics_of_certain(
+    model: SourceModel,
+    source: Any,
+    *,
+    samples: int,
+    max_entropy: float,
+    normalised: bool = False,
+    asked: Callable[[Tensor], Tensor] | None = None,
+) -> SourceStatistics:
+    """Statistics of source images with an entropy below `max_entropy` · ln C, stored between cells.
+
+    normalised: images as in the model's training, whatever the stream has. asked: the logits of the
+    filter; as they may be random, the result is not stored.
+    """
+    facts: dict[str, Any] = {"samples": samples, "max_entropy": max_entropy}
+    if normalised:
+        facts["normalised"] = model.trained_preprocessing().record()
+
+    def make() -> SourceStatistics:
+        with model.with_trained_preprocessing() if normalised else contextlib.nullcontext():
+            return source_statistics(
+                model,
+                source.batches(),
+                samples=samples,
+                entropy_limit=max_entropy * math.log(model.num_classes),
+                asked=asked,
+            )
+
+    return make() if asked else cached_statistics(source, facts, make, model.mean)
 
 
 def cached_statistics(
