@@ -109,7 +109,7 @@ def test_help_groups_commands_and_options_and_has_the_exit_codes(invoke: Invoke)
         "Follow runs",
         "Results",
         "Methods, models and data",
-        "Write a method or benchmark",
+        "Write a method, benchmark or experiment",
     ):
         assert f" {panel} ─" in text
     words = " ".join(text.split())

@@ -42,7 +42,7 @@ warmup_app = typer.Typer(
 new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a template to start from.")
 
 
-GET, WRITE = "Methods, models and data", "Write a method or benchmark"
+GET, WRITE = "Methods, models and data", "Write a method, benchmark or experiment"
 SHARE = "Share and verify results"
 
 
@@ -72,7 +72,13 @@ _add(
 )
 _add(app, SHARE, bundle=sharing.bundle, verify=sharing.verify)
 _add(app, GET, list=listing.list_entries, train_source=models.train_source)
-_add(app, WRITE, check=authoring.check, parity=authoring.parity)
+_add(
+    app,
+    WRITE,
+    check=authoring.check,
+    parity=authoring.parity,
+    import_config=authoring.import_config,
+)
 app.add_typer(data_app, name="data", rich_help_panel=GET)
 app.add_typer(models_app, name="models", rich_help_panel=GET)
 app.add_typer(warmup_app, name="warmup", rich_help_panel=GET)

@@ -1,4 +1,4 @@
-"""For authors of methods and benchmarks: conformance checks, parity and templates."""
+"""For authors: conformance checks, parity, templates, and experiments from other libraries."""
 
 from collections import Counter
 from pathlib import Path
@@ -144,6 +144,41 @@ def new_benchmark(
     from ctta_bench.authoring.skeleton import new_benchmark as write
 
     _print_written(*write(name, out))
+
+
+@command
+def import_config(
+    file: Annotated[Path, typer.Argument(help="A YAML file of mariodoebler/test-time-adaptation.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The experiment file.", show_default="FILE_BENCHMARK.yaml here"),
+    ] = None,
+) -> None:
+    """Write an experiment file from a configuration of test-time-adaptation.
+
+    Prints, and notes in the file, each key that has no counterpart.
+
+    Example: `ctta-bench import-config cfgs/cifar10_c/cotta.yaml`
+    """
+    import yaml
+
+    from ctta_bench.config.imported import THEIRS
+    from ctta_bench.config.imported import import_config as read
+
+    experiment, notes = read(file)
+    target = out or Path(f"{experiment.name}.yaml")
+    if target.exists():
+        raise ConfigError(f"{target}: exists already; give another file with --out.")
+    head = [f"From {file.name} of {THEIRS}.", *notes]
+    values = experiment.model_dump(mode="json", exclude_defaults=True)
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
+    try:
+        target.write_text("".join(f"# {line}\n" for line in head) + text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}).") from None
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"{target}\nnext: {follow_up('grid', target, '--dry-run')}")
 
 
 def _print_written(entry: Path, test: Path) -> None:
