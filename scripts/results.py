@@ -81,7 +81,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes/gains.png": ("scenes", "figures/*scenes_vit-*-means.png"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),
-    "streets/significance.csv": ("streets", "tables/streets_acdc-*-significance.csv"),
     "streets/holdout.csv": ("holdout_streets", "tables/streets_acdc-*-????????-rounds.csv"),
     "streets/cost.csv": ("streets", "tables/streets_acdc-*-cost.csv"),
     "streets/means.png": ("streets", "figures/streets_acdc-*-means.png"),

@@ -178,7 +178,7 @@ def test_a_resumed_stream_ends_with_the_same_bits(name: str, after: int, count: 
 
 
 def resumes(new: Any, after: int, count: int = 12) -> None:
-    """Check `count` batches straight against `after`, a checkpoint, a fresh object, and the rest."""
+    """Check `count` batches straight against `after`, a checkpoint, a new object, and the rest."""
     batches = stream(count)
     whole, first, second = new(), new(), new()
     expected = [whole(images) for images in batches]
