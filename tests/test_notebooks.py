@@ -13,7 +13,7 @@ from ctta_bench.registry import METHODS
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 SMALLER = {
-    "examples=100": "examples=10",
+    "examples=100": "examples=20",
     "np.arange(200)": "np.arange(40)",
     "labels[:200]": "labels[:40]",
     '"gaussian_noise", "defocus_blur", "fog", "contrast"': '"fog", "contrast"',
