@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,14 @@ class CCCSettings(StreamSettings):
         20,
         description="accuracy of ResNet-50 in % that the corruptions are tuned for; 0: hardest",
     )
+    speed: Literal[1000, 2000, 5000] | None = Field(
+        None, description="images until the next change: the three streams of this speed; null: all"
+    )
     crop: int = Field(224, ge=8, le=1024, description="side of the stored images, in pixels")
+
+    def record(self) -> dict[str, Any]:
+        """The content of cell.yaml, without a speed that is not chosen."""
+        return {k: v for k, v in super().record().items() if k != "speed" or v is not None}
 
 
 @dataclass(frozen=True)
@@ -166,9 +173,14 @@ class CCC(Benchmark):
         return provenance(self.home)
 
     def domain_names(self) -> tuple[str, ...]:
-        """The nine streams of the level."""
-        level = self.settings.level
-        return tuple(stream_name(level, speed, seed) for speed in SPEEDS for seed in SEEDS)
+        """The nine streams of the level, or the three of a speed."""
+        level, chosen = self.settings.level, self.settings.speed
+        speeds = SPEEDS if chosen is None else (chosen,)
+        return tuple(stream_name(level, speed, seed) for speed in speeds for seed in SEEDS)
+
+    def source_settings(self) -> dict[str, Any]:
+        """As of every benchmark, without the choice of streams."""
+        return {k: v for k, v in super().source_settings().items() if k != "speed"}
 
     def unknown_folders(self) -> list[str]:
         """Folders that are not a stream of any level."""

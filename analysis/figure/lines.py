@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ SAME = 0.007  # share of the axis, about the width of a line: closer lines canno
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 _LETTERS = (26, 15)  # of a name at a line's end, on a screen and on paper
 _LINE_HEIGHT = 1.25  # times the size of the font
+RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 _GAP, _KEY = 9, 14  # points: between an axis and a key, and the length of the key
 
 Floats = npt.NDArray[np.float64]

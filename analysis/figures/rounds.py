@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
+from ctta_bench.analysis.figure.curves import has_all_batches
 from ctta_bench.analysis.figure.lines import (
+    RING,
     Line,
     caption_of,
     draw_rest,
@@ -15,12 +17,13 @@ from ctta_bench.analysis.figure.lines import (
     row_looks,
     sorted_out,
 )
-from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.collect import Runs, batches
 from ctta_bench.analysis.table.notes import title, upper_first
 from ctta_bench.analysis.table.rows import Row, metric_of, rows
 from ctta_bench.registry import FIGURES
 
 FEWEST = 3  # rounds of a curve
+MOST_TICKS = 12
 
 
 @FIGURES.register_module(
@@ -28,20 +31,22 @@ FEWEST = 3  # rounds of a curve
     place=20,
     text=(
         "Mean of each round; bands: ± sample standard deviation over seeds, no interval and no "
-        "test (no band: one seed)"
+        "test (no band: one seed); ring: the method reset itself in this round"
     ),
 )
 def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
     """The mean of each round, one line per method, with a band of ± one deviation over its seeds.
 
-    Writes stem.png, stem.pdf, stem.csv and its caption stem.txt, and returns the first three;
-    nothing for fewer than three rounds or without a complete method.
+    A ring marks a round in which the method reset itself (`resets` in batches.jsonl); the CSV has
+    the number of resets, the mean over seeds. Writes stem.png, stem.pdf, stem.csv and its caption
+    stem.txt, and returns the first three; nothing for fewer than three rounds or without a complete
+    method.
     """
     found = [row for row in rows(runs) if not np.isnan(row.mean)]
     num_rounds = int(runs.cells["rounds"].iloc[0])
     if num_rounds < FEWEST or not found:
         return []
-    curves = {row.name: _curve(row) for row in found}
+    curves = {row.name: _curve(row, runs) for row in found}
     looks = row_looks(found)
     groups, rest = sorted_out(
         [
@@ -65,8 +70,13 @@ def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
             spread = curves[line.name]["std"].fillna(0.0)
             low, high = line.y - spread, line.y + spread
             axes.fill_between(line.x, low, high, color=line.look.colour, alpha=0.15, lw=0)
-        axes.set_xticks(range(1, num_rounds + 1))
-        canvas.below(figure, f"round{rest_text(rest)}")
+        resets = {line: curves[line.name]["resets"].to_numpy() > 0 for g in groups for line in g}
+        for line, reset in resets.items():
+            axes.plot(line.x[reset], line.y[reset], **RING, mec=line.look.colour)
+        has_reset = any(reset.any() for reset in resets.values())
+        axes.set_xticks(range(1, num_rounds + 1, -(-num_rounds // MOST_TICKS)))
+        ring = "; ring: the method reset itself" if has_reset else ""
+        canvas.below(figure, f"round{ring}{rest_text(rest)}")
         axes.set_ylabel(canvas.narrow(metric.text))
         canvas.title(figure, title(runs))
         label_ends(figure, axes, groups, canvas)
@@ -76,6 +86,7 @@ def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
             "Bands: ± sample standard deviation over seeds, no interval and no test."
             if several
             else "One seed.",
+            "A ring marks a round in which the method reset itself." if has_reset else "",
             caption_of(groups, rest),
         ]
         return save_figure(
@@ -83,8 +94,11 @@ def round_figure(runs: Runs, stem: Path, canvas: Canvas = SCREEN) -> list[Path]:
         )
 
 
-def _curve(row: Row) -> pd.DataFrame:
-    """Columns method, round from 1, mean and its deviation over seeds (NaN for one seed)."""
+def _curve(row: Row, runs: Runs) -> pd.DataFrame:
+    """Columns method, round from 1, mean and its deviation over seeds (NaN for one seed), resets.
+
+    resets: by the method itself in this round, mean over seeds; NaN without all batches.
+    """
     seeds = np.array([_of_seed(row, number) for number in range(len(row.values))])
     several = len(seeds) > 1
     return pd.DataFrame(
@@ -94,8 +108,20 @@ def _curve(row: Row) -> pd.DataFrame:
             "mean": seeds.mean(axis=0),
             "std": seeds.std(axis=0, ddof=1) if several else np.nan,
             "seeds": len(seeds),
+            "resets": _resets(row, seeds.shape[1]) if has_all_batches(row, runs) else np.nan,
         }
     )
+
+
+def _resets(row: Row, rounds: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """[rounds] number of resets, mean over seeds; runs of old releases have no such column."""
+    counts = np.zeros(rounds)
+    for path in row.finished["path"]:
+        frame = batches(path)
+        if "resets" in frame:
+            of_round = frame.groupby("round")["resets"].sum()
+            counts += of_round.reindex(range(rounds), fill_value=0).to_numpy(float)
+    return counts / len(row.finished)
 
 
 def _of_seed(row: Row, number: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.curves import MAX_BANDS, curves, has_all_batches, window_text
 from ctta_bench.analysis.figure.lines import (
+    RING,
     Line,
     caption_of,
     draw_rest,
@@ -29,7 +30,6 @@ from ctta_bench.registry import FIGURES
 MAX_MARKERS = 15  # per line
 NAMES_PER_INCH = 6.5  # of domains, upright
 Floats = npt.NDArray[np.float64]
-_RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 
 
 @FIGURES.register_module(
@@ -150,5 +150,5 @@ def _draw_resets(axes: Axes, line: Line, curve: pd.DataFrame) -> bool:
     """A ring at each batch in which the method reset itself; whether there is one."""
     resets = curve.loc[curve["resets"] > 0, "images"].to_numpy()
     at = np.searchsorted(line.x[1::2], resets)
-    axes.plot(resets, line.y[1::2][at], **_RING, mec=line.look.colour)
+    axes.plot(resets, line.y[1::2][at], **RING, mec=line.look.colour)
     return bool(len(resets))

@@ -89,6 +89,17 @@ def test_a_level_has_nine_streams(root: Path) -> None:
     )
 
 
+def test_a_speed_has_three_streams_and_changes_no_other_cell(root: Path) -> None:
+    fast = benchmark(root, domains=(), speed=1000)
+    assert [name.split("_")[-3:] for name in fast.chosen_domains()] == [
+        ["1000", "seed", seed] for seed in ("43", "44", "45")
+    ]
+    assert fast.settings.record()["speed"] == 1000
+    everything = benchmark(root, domains=())
+    assert "speed" not in everything.settings.record()
+    assert "speed" not in {**everything.source_settings(), **fast.source_settings()}
+
+
 def test_examples_open_no_tar_that_they_do_not_need(root: Path) -> None:
     (root / "CCC" / NAMES[0] / "serial_00001.tar").write_bytes(b"half a tar")
     assert len(benchmark(root, examples=3).domain(NAMES[0]).labels) == 3
