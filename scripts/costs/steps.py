@@ -45,7 +45,8 @@ FEW_VIEWS = {
 }
 NORMS = (
     *("tent", "pseudo_label", "eata", "sar", "come_tent", "come_eata", "come_sar"),
-    *("rem", "palm", "spa", "spa_tent", "asr_eta", "asr_tent", "reservoir"),
+    *("rem", "palm", "spa", "spa_tent", "spa_eta", "spa_eata"),
+    *("asr_eta", "asr_tent", "asr_roid", "reservoir"),
 )
 PROMPTS = ("kff",)
 ADAPTERS = ("paid", "lora", "dora")
@@ -183,7 +184,8 @@ def _teacher_works(workload: Workload, steps: dict[str, MethodSteps]) -> dict[st
 def _teach(method: Any) -> None:
     """Update the teacher of a method, with stochastic restore if the method has it."""
     ema_update(method.teacher.parameters(), method.model.parameters(), 1.0)
-    if hasattr(method, "restored") and method.hp.restore_probability:
+    at_random = method.hp.record().get("restore", "sres") == "sres"  # PETAL has another form
+    if hasattr(method, "restored") and method.hp.restore_probability and at_random:
         method.stochastic_restore()
 
 
