@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from ctta_bench import registry
-from ctta_bench.launch import job
+from ctta_bench.launch import local
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import METHODS, MODELS, load_plugin, plugin_files
 from ctta_bench.run.environment import commit_of
@@ -377,12 +377,12 @@ def test_the_workers_of_a_snapshot_use_copies(
     before = {file.name: file.read_bytes() for file in files}
     started: list[Any] = []
 
-    def edit_and_start(launch: Any, workers: range, on_event: Any) -> None:
+    def edit_and_start(pool: Any, on_event: Any) -> None:
         for file in files:
             file.write_text("an error\n")
-        started.append(launch)
+        started.append(pool.launch)
 
-    monkeypatch.setattr("ctta_bench.launch.begin.run_pool", edit_and_start)
+    monkeypatch.setattr(local.Pool, "run", edit_and_start)
     call(
         "grid", grid, "--plugin", TOY, "--plugin", plugin, "--snapshot", "--out", place / "runs",
         "--quiet", "--device", "cpu", "--jobs", "1",
@@ -396,7 +396,7 @@ def test_the_workers_of_a_snapshot_use_copies(
     assert sorted(presets) == sorted([str(copies["presets/0/tuned.yaml"]), "default"])
 
     # A worker, as it is started on this machine or in a job.
-    code = job.start(launch, 0).wait()
+    code = local.start(launch, 0, None).wait()
     events = [event for _, event in launch.events() if event.get("state") == "done"]
     assert (code, len(events)) == (0, 2), launch.log(0).read_text()
     (mine,) = (place / "runs").glob(f"{plugin.stem}-*")

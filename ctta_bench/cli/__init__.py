@@ -59,6 +59,7 @@ _add(
     status=status.status,
     logs=status.logs,
     cancel=status.cancel,
+    work=status.work,
     merge=status.merge,
 )
 _add(

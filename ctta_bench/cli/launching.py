@@ -22,10 +22,9 @@ from ctta_bench.cli.command import (
     load_plugins,
     option,
     print_error,
-    printer,
 )
 from ctta_bench.cli.completion import benchmarks, completion, experiments, one_of
-from ctta_bench.cli.listing import print_table
+from ctta_bench.cli.listing import count_text, print_plan
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.config.options import HOW, OUTPUT, WHAT
 from ctta_bench.errors import ConfigError
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
     from ctta_bench.launch.begin import Options, Selection
     from ctta_bench.launch.local import Share
     from ctta_bench.launch.profiles import Profile
-    from ctta_bench.launch.steps import Outcome, Step
+    from ctta_bench.launch.steps import Step
     from ctta_bench.source_models.shared import Models
 
 EXECUTORS = ("local", "slurm", "debug")
-MOST_BOARDS = 4  # leaderboards after a grid; `report` prints all
+FEW_FAILURES = 5  # earlier failures that are named
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,17 @@ class GridOptions:
         option(panel=HOW, help="Local: how many cells run on one accelerator at the same time."),
     ] = 1
     profile: Annotated[
-        str | None, option(panel=HOW, help="Slurm: name of a profile, or its YAML file.")
+        str | None, option(panel=HOW, help="Slurm, --emit: name of a profile, or its YAML file.")
+    ] = None
+    emit: Annotated[
+        str | None,
+        option(
+            panel=HOW,
+            metavar="shell",
+            help="Run nothing; write one shell command per job, and templates for PBS, LSF, SGE, "
+            "Kubernetes, GNU parallel and xargs.",
+            autocompletion=one_of("shell"),
+        ),
     ] = None
     device: Device = None
     plugin: Plugin = None
@@ -103,10 +112,19 @@ class GridOptions:
         option(
             panel=HOW,
             metavar="failed",
-            help="Run only the cells whose last attempt failed.",
+            help="Run only the cells whose last attempt failed and that may not fail again.",
             autocompletion=one_of("failed"),
         ),
     ] = None
+    force_retry: Annotated[
+        bool,
+        option(
+            "--force-retry",
+            panel=HOW,
+            help="With --retry failed: also run those that failed with an error of their code, "
+            "settings or data.",
+        ),
+    ] = False
     checkpoint: Annotated[
         str,
         option(
@@ -143,6 +161,12 @@ class GridOptions:
 
     def chosen_executor(self) -> str:
         """The executor, by default slurm with a profile. Raises ConfigError for an unknown one."""
+        if self.emit is not None:
+            if self.emit != "shell":
+                raise ConfigError(f"--emit {self.emit!r}: choose shell.")
+            if self.executor is not None:
+                raise ConfigError("--emit and --executor: give one of them.")
+            return "shell"
         executor = self.executor or ("slurm" if self.profile else "local")
         if executor not in EXECUTORS:
             raise ConfigError(f"--executor {executor!r}: choose local, slurm or debug.")
@@ -178,6 +202,8 @@ def grid(
         raise ConfigError("--throughput is for --dry-run.")
     if options.retry not in (None, "failed"):
         raise ConfigError(f"--retry {options.retry!r}: choose failed.")
+    if options.force_retry and options.retry is None:
+        raise ConfigError("--force-retry is for --retry failed.")
     from ctta_bench.config.experiment import expand_checked, load_experiment, problems_error
     from ctta_bench.record.folder import check_writable, write_json
     from ctta_bench.run.checkpoint import parse_interval
@@ -188,7 +214,7 @@ def grid(
     directory = options.out or Path("runs") / described.name
     if not options.dry_run:
         check_writable(directory)
-    profile = _profile(executor, options.profile, options.jobs)
+    profile = _profile(executor, options)
     if profile is None and options.device is not None:
         from ctta_bench.run.environment import chosen_device
 
@@ -204,23 +230,45 @@ def grid(
         models=models,
         **given,
     )
-    from ctta_bench.launch.begin import Options, missing_data, select
+    from ctta_bench.launch.begin import Options, incompatible, missing_data, select
     from ctta_bench.launch.steps import schedule
+    from ctta_bench.measuring.plan import longest_first
     from ctta_bench.run.loggers import make_loggers
 
     log = tuple(options.log or ())
     make_loggers(log)  # an unknown logger is refused before any cell starts
     steps, missing = schedule(cells), missing_data(cells)
+    if not problems and not missing:
+        left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
+        problems = incompatible([step.cell for step in left], models)
+        problems += _shortages(left, directory, profile, options, models)
     if problems or (missing and not options.dry_run):
         raise problems_error(described, problems + missing)
     if options.dry_run:
-        _print_plan(steps, directory, profile, options.throughput or [], models)
+        print_plan(
+            steps,
+            directory,
+            profile,
+            options.throughput or [],
+            models,
+            ask_slurm=executor == "slurm",
+        )
         for problem in (*models.missing, *missing):
             print_error(problem, "missing")
         return
     facts = {"name": described.name, "title": described.title, "file": experiment}
     write_json(directory / EXPERIMENT_FILE, facts)
-    chosen = select(steps, directory, force=options.force, failed_alone=options.retry == "failed")
+    chosen = select(
+        steps,
+        directory,
+        force=options.force,
+        failed_alone=options.retry == "failed",
+        force_retry=options.force_retry,
+    )
+    for step, reason in list(chosen.again.items())[:FEW_FAILURES]:
+        print_error(f"{step}: {reason}", "failed before, runs again")
+    if (more := len(chosen.again) - FEW_FAILURES) > 0:
+        print_error(f"{more} more cells", "failed before, run again")
     launch = Options(
         options.device,
         options.force,
@@ -231,19 +279,54 @@ def grid(
         experiment,
     )
     if profile is not None:
+        chosen.todo = longest_first(chosen.todo)
+    if executor == "shell" and profile is not None:
+        _emit(chosen, directory, profile, launch)
+    elif profile is not None:
         _submit(chosen, directory, profile, launch)
     else:
         share = _share(
             executor, options.jobs, options.cells_per_gpu, options.device, len(chosen.todo)
         )
+        if share.jobs > 1:  # no worker is left alone with a long cell
+            chosen.todo = longest_first(chosen.todo)
+        if share.warning and chosen.todo and not options.quiet:
+            print_error(share.warning, "note")
         _run_here(chosen, directory, share, launch, options.quiet, models)
+    from ctta_bench.cli.progress import print_outcome, print_results
+
     if profile is None and (chosen.outcome.done or chosen.outcome.kept):
-        _print_results(directory)
+        print_results(directory)
         if options.opened:
             from ctta_bench.cli.reporting import write_and_open
 
             write_and_open(directory)
-    _print_outcome(chosen.outcome, directory, submitted=profile is not None)
+    print_outcome(chosen.outcome, directory, submitted=profile is not None)
+
+
+def _shortages(
+    steps: "Sequence[Step]",
+    directory: Path,
+    profile: "Profile | None",
+    options: GridOptions,
+    models: "Models",
+) -> list[str]:
+    """What the steps need more of than there is: free disk, GPU memory."""
+    from ctta_bench.launch.local import gpu_memory
+    from ctta_bench.measuring.estimate import earlier_runs
+    from ctta_bench.measuring.plan import disk_shortage, memory_shortages
+
+    records = [step.record for step in steps]
+    kept = [step.cell.request.keep_models for step in steps]
+    found = disk_shortage(directory, records, kept, models.parameters)
+    if profile is None:
+        shared, memory = options.cells_per_gpu, gpu_memory(options.device)
+    else:
+        shared, memory = profile.cells_per_gpu, int((profile.gpu_memory_gb or 0) * 1e9)
+    if memory:
+        speeds = earlier_runs(directory)
+        found += memory_shortages(records, speeds, models.parameters, memory // shared)
+    return found
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -254,67 +337,18 @@ def seeds_of(text: str) -> tuple[int, ...]:
         raise ConfigError(f"--seeds {text!r}: write numbers with commas, e.g. 0,1,2.") from None
 
 
-def _profile(executor: str, name: str | None, jobs: int | None) -> "Profile | None":
-    if executor != "slurm":
+def _profile(executor: str, options: GridOptions) -> "Profile | None":
+    if executor not in ("slurm", "shell"):
         return None
+    from ctta_bench.launch.local import check_shared_device
     from ctta_bench.launch.profiles import Profile, load_profile
 
+    jobs = options.jobs
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: give 1 or more.")
-    profile = load_profile(name) if name else Profile()
+    profile = load_profile(options.profile) if options.profile else Profile()
+    check_shared_device(options.device, profile.workers)
     return profile if jobs is None else profile.model_copy(update={"parallel": jobs})
-
-
-def _print_plan(
-    steps: "Sequence[Step]",
-    directory: Path,
-    profile: "Profile | None",
-    throughput: Sequence[Path],
-    models: "Models",
-) -> None:
-    from ctta_bench.measuring.estimate import earlier_runs, estimate, read_throughput
-    from ctta_bench.measuring.plan import disk_bytes, labels, memory_text, passes, size_text, totals
-    from ctta_bench.source_models.shared import UNKNOWN
-
-    speeds = read_throughput(throughput) if throughput else earlier_runs(directory)
-    records = [step.record for step in steps]
-    rows = [
-        [
-            name,
-            "–" if (count := passes(r)) is None else f"{count / 1e6:.3g}",
-            "–" if (seconds := speeds.seconds(r)) is None else f"{seconds / 3600:.2g}",
-            "–" if r["model"]["sha256"] == UNKNOWN else r["id"],
-        ]
-        for name, r in zip(labels(records), records, strict=True)
-    ]
-    console = Console(stderr=True)
-    facts = [_count(steps)]
-    left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
-    if len(left) < len(steps):
-        facts[0] += f", {len(steps) - len(left)} of them done"
-    if profile is not None:
-        from ctta_bench.launch.scheduler import array_limit
-        from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
-
-        ordered = in_order(left)
-        packs = pack(ordered, profile.cells_per_job)
-        waves = [wave_of(ordered[start]) for start, _ in packs]
-        count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
-        facts.append(f"jobs: {len(packs)}, arrays: {count}")
-    print_table(["cell", "passes (M)", "hours", "folder"], rows)
-    if left:
-        records = [step.record for step in left]
-        kept = [step.cell.request.keep_models for step in left]
-        size = disk_bytes(records, kept, models.parameters)
-        facts += [*totals(records), str(estimate(records, speeds))]
-        facts += [memory_text(records, speeds, models.parameters)]
-        facts += [f"disk: {size_text(size)} of results (of data: `ctta-bench data list`)"]
-    console.print("; ".join(facts), highlight=False, soft_wrap=True)
-
-
-def _count(steps: "Sequence[Step]") -> str:
-    warmups = sum(step.warms_up for step in steps)
-    return f"{len(steps) - warmups} cells" + (f" and {warmups} warm-ups" if warmups else "")
 
 
 def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "Options") -> None:
@@ -330,11 +364,28 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
         arrays.append(job)
         numbers.append(count)
 
-    submit_slurm(chosen.todo, directory, profile, options, note_array)
-    typer.echo(
-        f"{_count(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); status: "
-        f"{follow_up('status', directory, '--watch')}"
+    submit_slurm(
+        chosen.todo,
+        directory,
+        profile,
+        options,
+        note_array,
+        on_wait=lambda reason: print_error(reason, "waiting"),
     )
+    typer.echo(
+        f"{count_text(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); "
+        f"status: {follow_up('status', directory, '--watch')}"
+    )
+
+
+def _emit(chosen: "Selection", directory: Path, profile: "Profile", options: "Options") -> None:
+    from ctta_bench.launch.begin import emit_shell
+
+    _print_queued(chosen)
+    if chosen.todo:
+        file, jobs = emit_shell(chosen.todo, directory, profile, options)
+        typer.echo(f"{count_text(chosen.todo)} in {jobs} commands, one per line: {file}")
+        typer.echo(f"templates for schedulers: {file.parent}")
 
 
 def _print_queued(chosen: "Selection") -> None:
@@ -392,47 +443,18 @@ def _run_here(
     def loggers(step: "Step") -> Sequence[Any]:
         return cell_loggers(list(options.log), quiet, step.id, out_of[step.id], noted)
 
-    with run_here(chosen.todo, directory, options):
+    with run_here(chosen.todo, directory, options) as note:
+
+        def on_step(number: int, step: "Step", state: str) -> None:
+            note(step, state)
+            print_state(number, step, state)
+
         run_steps(
             chosen.todo,
             directory,
             RunOptions(chosen_device(options.device), options.force, checkpoint=options.checkpoint),
             make_loggers=loggers,
-            on_step=print_state,
+            on_step=on_step,
             outcome=chosen.outcome,
             models=models,
         )
-
-
-def _print_results(directory: Path) -> None:
-    """Print the leaderboard of each protocol; of many protocols the sentences alone."""
-    from ctta_bench.analysis.read.collect import load
-    from ctta_bench.analysis.report.headline import headline
-    from ctta_bench.analysis.table.notes import title
-    from ctta_bench.analysis.tables.leaderboard import leaderboard
-    from ctta_bench.cli.reporting import print_leaderboards
-
-    groups = load(directory, os.cpu_count() or 1).groups()
-    sentences = [str(headline(group)) for group in groups]
-    if len(groups) <= MOST_BOARDS:
-        print_leaderboards([leaderboard(group) for group in groups], sentences)
-        return
-    for group, sentence in zip(groups, sentences, strict=True):
-        printer().print(f"{title(group)}: {sentence}", highlight=False, markup=False)
-
-
-def _print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
-    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
-    elsewhere = f", {len(outcome.elsewhere)} run elsewhere" if outcome.elsewhere else ""
-    if not submitted:
-        typer.echo(
-            f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
-            f"{len(outcome.failed)} failed{elsewhere}; tables and figures: "
-            f"{follow_up('report', directory)}"
-        )
-    elif outcome.kept:
-        typer.echo(f"{len(outcome.kept)} were done before")
-    for cell_id, reason in outcome.failed.items():
-        print_error(f"{cell_id}: {reason}", "failed")
-    if outcome.failed or outcome.elsewhere:
-        raise typer.Exit(1)

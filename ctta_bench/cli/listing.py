@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ctta_bench import registry
 from ctta_bench.api.discover import Row, entry_rows
@@ -21,6 +22,12 @@ from ctta_bench.cli.command import (
 )
 from ctta_bench.cli.completion import completion, models, one_of
 from ctta_bench.errors import ConfigError, did_you_mean
+from ctta_bench.record.schema import RESULT_FILE
+
+if TYPE_CHECKING:
+    from ctta_bench.launch.profiles import Profile
+    from ctta_bench.launch.steps import Step
+    from ctta_bench.source_models.shared import Models
 
 RUNS = Path("runs")
 HOW_COST_IS_COUNTED = (
@@ -199,3 +206,63 @@ def list_compatibility(model: str, verbose: bool, as_json: bool) -> None:
     for pair in found:
         if verbose and pair.trainable:
             typer.echo(f"\n{pair.method}: {', '.join(pair.trainable)}")
+
+
+def print_plan(
+    steps: "Sequence[Step]",
+    directory: Path,
+    profile: "Profile | None",
+    throughput: Sequence[Path],
+    models: "Models",
+    *,
+    ask_slurm: bool,
+) -> None:
+    """Print the cells, jobs, passes, expected hours, memory and disk of a grid."""
+    from ctta_bench.measuring.estimate import earlier_runs, estimate, read_throughput
+    from ctta_bench.measuring.plan import disk_bytes, labels, memory_text, passes, size_text, totals
+    from ctta_bench.source_models.shared import UNKNOWN
+
+    speeds = read_throughput(throughput) if throughput else earlier_runs(directory)
+    records = [step.record for step in steps]
+    rows = [
+        [
+            name,
+            "–" if (count := passes(r)) is None else f"{count / 1e6:.3g}",
+            "–" if (seconds := speeds.seconds(r)) is None else f"{seconds / 3600:.2g}",
+            "–" if r["model"]["sha256"] == UNKNOWN else r["id"],
+        ]
+        for name, r in zip(labels(records), records, strict=True)
+    ]
+    console = Console(stderr=True)
+    facts = [count_text(steps)]
+    left = [step for step in steps if not (directory / step.id / RESULT_FILE).is_file()]
+    if len(left) < len(steps):
+        facts[0] += f", {len(steps) - len(left)} of them done"
+    if profile is not None:
+        from ctta_bench.launch.scheduler import array_limit
+        from ctta_bench.launch.steps import arrays, in_order, pack, wave_of
+
+        ordered = in_order(left)
+        packs = pack(ordered, profile.cells)
+        waves = [wave_of(ordered[start]) for start, _ in packs]
+        count = len(arrays(waves, profile.max_array or array_limit(), profile.parallel))
+        facts.append(f"jobs: {len(packs)}, arrays: {count}")
+        if ask_slurm:
+            from ctta_bench.launch.slurm import test_only
+
+            facts.append(f"Slurm: {test_only(profile)}")
+    print_table(["cell", "passes (M)", "hours", "folder"], rows)
+    if left:
+        records = [step.record for step in left]
+        kept = [step.cell.request.keep_models for step in left]
+        size = disk_bytes(records, kept, models.parameters)
+        facts += [*totals(records), str(estimate(records, speeds))]
+        facts += [memory_text(records, speeds, models.parameters)]
+        facts += [f"disk: {size_text(size)} of results (of data: `ctta-bench data list`)"]
+    console.print("; ".join(facts), highlight=False, soft_wrap=True)
+
+
+def count_text(steps: "Sequence[Step]") -> str:
+    """`12 cells and 2 warm-ups`."""
+    warmups = sum(step.warms_up for step in steps)
+    return f"{len(steps) - warmups} cells" + (f" and {warmups} warm-ups" if warmups else "")

@@ -1,11 +1,13 @@
 """Progress in a terminal: a bar while something runs, single lines where there is no terminal."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.filesize import decimal
 from rich.measure import Measurement
@@ -23,14 +25,15 @@ from rich.table import Column
 from rich.text import Text
 
 from ctta_bench.analysis.read.measure import metric_named, metric_of_task
-from ctta_bench.cli.command import State
+from ctta_bench.cli.command import State, follow_up, print_error, printer
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
 
 if TYPE_CHECKING:
-    from ctta_bench.launch.steps import Step
+    from ctta_bench.launch.steps import Outcome, Step
 
+MOST_BOARDS = 4  # leaderboards after a grid; `report` prints all
 WIDE = 100  # columns from which a bar is long and shows all facts
 
 
@@ -255,3 +258,38 @@ class TrainingProgress:
             tested, title = facts[facts["measure"]], TITLES[facts["measure"]]
             score = "" if tested is None else f"  test {title} {tested:.2f} %"
             self.console.print(f"{self.name}: {text}{score}", highlight=False)
+
+
+def print_results(directory: Path) -> None:
+    """Print the leaderboard of each protocol; of many protocols the sentences alone."""
+    from ctta_bench.analysis.read.collect import load
+    from ctta_bench.analysis.report.headline import headline
+    from ctta_bench.analysis.table.notes import title
+    from ctta_bench.analysis.tables.leaderboard import leaderboard
+    from ctta_bench.cli.reporting import print_leaderboards
+
+    groups = load(directory, os.cpu_count() or 1).groups()
+    sentences = [str(headline(group)) for group in groups]
+    if len(groups) <= MOST_BOARDS:
+        print_leaderboards([leaderboard(group) for group in groups], sentences)
+        return
+    for group, sentence in zip(groups, sentences, strict=True):
+        printer().print(f"{title(group)}: {sentence}", highlight=False, markup=False)
+
+
+def print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
+    """Print what became of the steps of a grid; exit with 1 if some failed or run elsewhere."""
+    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
+    elsewhere = f", {len(outcome.elsewhere)} run elsewhere" if outcome.elsewhere else ""
+    if not submitted:
+        typer.echo(
+            f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
+            f"{len(outcome.failed)} failed{elsewhere}; tables and figures: "
+            f"{follow_up('report', directory)}"
+        )
+    elif outcome.kept:
+        typer.echo(f"{len(outcome.kept)} were done before")
+    for cell_id, reason in outcome.failed.items():
+        print_error(f"{cell_id}: {reason}", "failed")
+    if outcome.failed or outcome.elsewhere:
+        raise typer.Exit(1)

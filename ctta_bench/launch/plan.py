@@ -3,19 +3,21 @@
 DIR/.launch/ID/launch.json      time, launcher, options, and the packs of steps
 DIR/.launch/ID/steps.jsonl      one step per line: the request from which a worker makes the cell
 DIR/.launch/ID/workers/N.jsonl  journal of worker N, one event per line; N.log: its output
-DIR/.launch/ID/jobs.json        Slurm only: the pack of each job
-DIR/.launch/ID/cancelled        exists if the launch was cancelled
+DIR/.launch/ID/submissions.jsonl  Slurm only: each array, before and after its submission
+DIR/.launch/ID/cancelled        exists if the launch was cancelled; cancelled.jsonl: of some steps
 DIR/.launch/ID/ended            exists if its launcher ran the steps itself, and has ended with them
 DIR/.launch/ID/snapshot/        with --snapshot: copies of the user's files, which the workers use
 DIR/.launch/ID/submitit/        files of submitit; they are not read for results
 """
 
 import contextlib
+import itertools
 import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,31 @@ class Launch:
     def _lines(self) -> list[str]:
         return (self.folder / "steps.jsonl").read_text("utf-8").splitlines()
 
+    # -- jobs and their workers
+
+    def workers_of(self, job: int) -> range:
+        """The numbers of the workers of a job; they share its list of steps."""
+        each = self.workers_per_job
+        return range(job * each, (job + 1) * each)
+
+    @property
+    def workers_per_job(self) -> int:
+        """Workers of each job of a scheduler; in release 0.2 one."""
+        return int(self.facts.get("workers_per_job", 1))
+
+    @property
+    def number_of_jobs(self) -> int:
+        """Jobs of this launch, each with a pack of steps of its own."""
+        return len(self.facts["packs"]) // self.workers_per_job
+
+    def unfinished(self, job: int) -> bool:
+        """Whether a step of a job has no final state in the journals of its workers."""
+        start, stop = self.facts["packs"][self.workers_of(job)[0]]
+        ended: set[str] = self.cancelled_steps()
+        for worker in self.workers_of(job):
+            ended |= self.journal(worker).ended()
+        return not ended.issuperset(self.ids()[start:stop])
+
     # -- journals of the workers
 
     def journal(self, worker: int) -> "Journal":
@@ -129,9 +156,20 @@ class Launch:
         """Whether a user has cancelled the launch; none of its steps is started again."""
         return (self.folder / "cancelled").exists()
 
-    def cancel(self) -> None:
-        """Mark the launch as cancelled."""
-        (self.folder / "cancelled").touch()
+    def cancel(self, steps: Iterable[str] | None = None) -> None:
+        """Mark the launch as cancelled, or some of its steps."""
+        if steps is None:
+            (self.folder / "cancelled").touch()
+        else:
+            self._cancelled_steps.write(steps=sorted(steps))
+
+    def cancelled_steps(self) -> set[str]:
+        """The steps that were cancelled one by one."""
+        return {step for event in self._cancelled_steps.read() for step in event["steps"]}
+
+    @property
+    def _cancelled_steps(self) -> "Journal":
+        return Journal(self.folder / "cancelled.jsonl")
 
     # -- a launcher that runs the steps itself
 
@@ -147,22 +185,50 @@ class Launch:
 
     # -- jobs of a scheduler
 
-    def jobs(self) -> dict[str, int]:
-        """Job of the scheduler -> its pack; {} before any job was submitted."""
+    @property
+    def submissions(self) -> "Journal":
+        """The journal of submissions; its events have the number of the array.
+
+        An intent (`intended`: first and last job, mark) is written before an array is submitted,
+        then `submitted` with the scheduler's number, or `refused` with the reason.
+        """
+        return Journal(self.folder / "submissions.jsonl")
+
+    def mark(self, array: int) -> str:
+        """What the comment of an array's jobs ends with: they are found without a number."""
+        return f"ctta-bench:{self.folder.name}:{array}"
+
+    def arrays(self) -> dict[int, dict[str, Any]]:
+        """Number of each array -> what is known of it: the values of its events, the last first."""
+        found: dict[int, dict[str, Any]] = {}
+        for event in self.submissions.read():
+            found[event["array"]] = found.get(event["array"], {}) | event
+        return found
+
+    def jobs(self, marked: Mapping[str, str] | None = None) -> dict[str, int]:
+        """Job of the scheduler -> its number in this launch; {} before any was submitted.
+
+        marked: mark -> number of an array in the scheduler, for arrays of which only the intent is
+        known.
+        """
+        found = self._jobs_of_old_launches()
+        for number, array in self.arrays().items():
+            root = array.get("job") or (marked or {}).get(self.mark(number))
+            if root is not None and array["state"] != "refused":
+                jobs = range(array["first"], array["stop"])
+                alone = len(jobs) == 1
+                found |= {root if alone else f"{root}_{n}": job for n, job in enumerate(jobs)}
+        return found
+
+    def _jobs_of_old_launches(self) -> dict[str, int]:
+        """The jobs of a launch of release 0.2, from its jobs.json."""
+        file = self.folder / "jobs.json"
         try:
-            return {str(k): int(v) for k, v in json.loads(self._jobs.read_text("utf-8")).items()}
+            return {str(k): int(v) for k, v in json.loads(file.read_text("utf-8")).items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError) as error:
-            raise RunError(f"{self._jobs}: is damaged ({error}).") from error
-
-    def add_jobs(self, jobs: dict[str, int]) -> None:
-        """Record submitted jobs."""
-        write_json(self._jobs, self.jobs() | jobs)
-
-    @property
-    def _jobs(self) -> Path:
-        return self.folder / "jobs.json"
+            raise RunError(f"{file}: is damaged ({error}).") from error
 
 
 @dataclass(frozen=True)
@@ -183,6 +249,37 @@ class Journal:
         except FileNotFoundError:
             return []
         return list(_whole(lines))
+
+    def ended(self) -> set[str]:
+        """The steps with a final state."""
+        final = ("done", "kept", "failed", "elsewhere")
+        return {event["step"] for event in self.read() if event.get("state") in final}
+
+    def durations(self) -> dict[str, float]:
+        """Seconds that each step with a final state ran, without the pauses between attempts."""
+        began: dict[str, float] = {}
+        took: dict[str, float] = {}
+        for event in self.read():
+            step, state = event.get("step"), event.get("state")
+            if step is None or "time" not in event:
+                continue
+            time = datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
+            if state == "running":
+                began[step] = time
+            elif step in began:
+                took[step] = took.get(step, 0.0) + time - began.pop(step)
+        return {step: took[step] for step in self.ended() if step in took}
+
+    def idle_attempts(self) -> int:
+        """How many of the last interruptions in a row left the same progress."""
+        counts = [event["progress"] for event in self.read() if "progress" in event]
+        same = itertools.takewhile(lambda count: count == counts[-1], reversed(counts))
+        return len(list(same))
+
+    def broken(self) -> str:
+        """Why the worker could not begin any step; "" if it could."""
+        events = [event for event in self.read() if event.get("state") in ("started", "broken")]
+        return str(events[-1].get("reason", "")) if events else ""
 
     def open_step(self) -> str | None:
         """The step that was started and has no final state; of a dead worker, where it died."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 
 from ctta_bench.config.validation import validate
 from ctta_bench.config.yaml import read_yaml
@@ -28,11 +28,16 @@ class Profile(BaseModel):
     constraint: PrintableText | None = None
     gres: PrintableText | None = Field(None, description="generic resources, e.g. gpu:a100:1")
     gpus: int | None = Field(None, ge=0, description="GPUs per job")
+    gpu_memory_gb: float | None = Field(
+        None, gt=0, description="memory of one GPU in GB; cells that need more are refused"
+    )
     cpus: int = Field(1, ge=1, description="cores per job, also its number of threads")
     memory_gb: float | None = Field(
-        None, gt=0, description="memory per job in GB; default: the cluster's"
+        None, gt=0, description="memory per job in GB; default: the cluster's; a list: by attempt"
     )
-    time_minutes: int = Field(60, ge=1, description="wall time per job in minutes")
+    time_minutes: int = Field(
+        60, ge=1, description="wall time per job in minutes; a list: by attempt"
+    )
     signal_seconds: int | None = Field(
         None,
         ge=1,
@@ -44,7 +49,16 @@ class Profile(BaseModel):
         None, ge=1, description="jobs that run at the same time; default: no limit of our own"
     )
     requeue: bool = Field(True, description="requeue a job that a signal stopped")
-    cells_per_job: int = Field(1, ge=1, description="cells per job, run one after another")
+    cells_per_job: int | None = Field(
+        None, ge=1, description="cells per job; default: one for each of its workers"
+    )
+    cells_per_gpu: int = Field(1, ge=1, description="cells that share a GPU of a job")
+    workers_per_job: int | None = Field(
+        None,
+        ge=1,
+        description="cells that run at the same time in a job; default: cells_per_gpu for each of "
+        "its gpus, else 1",
+    )
     max_array: int | None = Field(
         None, ge=1, description="jobs per array; default: the cluster's limit"
     )
@@ -57,6 +71,40 @@ class Profile(BaseModel):
     options: dict[PrintableText, PrintableText | int | bool] = Field(
         {}, description="further options of sbatch"
     )
+
+    _later: tuple["Profile", ...] = PrivateAttr(())
+
+    def at(self, attempt: int) -> "Profile":
+        """The profile of an attempt, from 0: memory and time may grow."""
+        if not self._later or attempt == 0:
+            return self
+        later = self._later[min(attempt, len(self._later)) - 1]
+        return later.model_copy(update={"parallel": self.parallel})
+
+    @property
+    def workers(self) -> int:
+        """Workers of a job: they share its list of cells, its cores and its GPUs."""
+        return self.workers_per_job or max(1, (self.gpus or 0) * self.cells_per_gpu)
+
+    @property
+    def cells(self) -> int:
+        """Cells of a job."""
+        return self.cells_per_job or self.workers
+
+    @model_validator(mode="after")
+    def _workers_fit(self) -> "Profile":
+        if self.cells < self.workers:
+            raise ValueError(
+                f"cells_per_job: {self.cells} is less than the {self.workers} workers of a job, "
+                "and some would have nothing to do; give more cells or fewer workers_per_job"
+            )
+        places = (self.gpus or 0) * self.cells_per_gpu
+        if self.gpus and self.workers > places:
+            raise ValueError(
+                f"workers_per_job: {self.workers} workers need more than the {places} places of "
+                f"{self.gpus} GPUs; raise cells_per_gpu or gpus, or lower workers_per_job"
+            )
+        return self
 
     @property
     def lead_seconds(self) -> int:
@@ -83,7 +131,28 @@ def load_profile(name_or_file: str) -> Profile:
                 f"{', '.join(map(str, folders()))}."
             )
         file = known[name_or_file]
-    return validate(Profile, read_yaml(file), str(file), file)
+    values = read_yaml(file)
+    first, *later = (
+        validate(Profile, _of_attempt(values, n), str(file), file) for n in range(_attempts(values))
+    )
+    first._later = tuple(later)
+    return first
+
+
+GROWING = ("memory_gb", "time_minutes")  # may be a list, with a value for each attempt
+
+
+def _attempts(values: Any) -> int:
+    lists = [values.get(key) for key in GROWING] if isinstance(values, dict) else []
+    return max([1, *(len(value) for value in lists if isinstance(value, list))])
+
+
+def _of_attempt(values: Any, attempt: int) -> Any:
+    """The values of a profile for one attempt; the last value of a list is for all later ones."""
+    if not isinstance(values, dict):
+        return values
+    lists = {k: v for k, v in values.items() if k in GROWING and isinstance(v, list) and v}
+    return values | {key: value[min(attempt, len(value) - 1)] for key, value in lists.items()}
 
 
 def parameters_of(profile: Profile) -> dict[str, Any]:
@@ -104,6 +173,11 @@ def parameters_of(profile: Profile) -> dict[str, Any]:
         "time": profile.time_minutes,
         "signal_delay_s": profile.lead_seconds,
         "stderr_to_stdout": True,
-        "additional_parameters": {"requeue" if profile.requeue else "no-requeue": True}
-        | dict(profile.options),
+        # One task, whatever the caller's environment says.
+        "srun_args": ["--nodes=1", "--ntasks=1", f"--cpus-per-task={profile.cpus}"],
+        "additional_parameters": {
+            "ntasks": 1,
+            "requeue" if profile.requeue else "no-requeue": True,
+            **profile.options,
+        },
     }

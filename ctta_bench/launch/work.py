@@ -22,7 +22,7 @@ from ctta_bench.launch.running import run_step
 from ctta_bench.launch.snapshot import FOLDER, MODULES
 from ctta_bench.launch.steps import Step
 from ctta_bench.record.owner import STALE_SECONDS, WATCH_SECONDS, is_owned, this_process
-from ctta_bench.record.schema import CellRecord
+from ctta_bench.record.schema import BatchLine, CellRecord
 from ctta_bench.registry import load_plugin
 from ctta_bench.run.checkpoint import STOP_SIGNALS
 from ctta_bench.run.environment import default_device
@@ -31,7 +31,7 @@ from ctta_bench.run.options import RunOptions
 from ctta_bench.source_models.shared import Models
 
 # At the end, steps that other processes ran are tried again: by then a dead owner is recognised,
-# and a living one keeps its cell.
+# and a living one keeps its cell. A warm-up that another process runs is awaited to its end.
 PATIENCE_SECONDS = STALE_SECONDS + WATCH_SECONDS
 LOOK_AGAIN_SECONDS = 2.0
 
@@ -50,6 +50,9 @@ def main(folder: Path, worker: int) -> int:
         for plugin in launch.facts["plugins"]:
             load_plugin(plugin)
         work(launch, worker)
+    except CttaBenchError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the log of the worker
+        return 1
     except KeyboardInterrupt as error:
         _note_interruption(Journal(folder / "workers" / f"{worker}.jsonl"), str(error))
         return INTERRUPTED
@@ -74,16 +77,22 @@ def work(launch: Launch, worker: int) -> None:
     for line in _claimed(launch, worker):
         if launch.is_cancelled:
             raise KeyboardInterrupt("a cancel")
-        step = None if line["id"] in ended else _resolved(line, journal, models)
+        skipped = line["id"] in ended or line["id"] in launch.cancelled_steps()
+        step = None if skipped else _resolved(line, journal, models)
         if step is not None and not _run_to_end(launch, journal, step, models):
             waiting.append(step)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while waiting and time.monotonic() < deadline and not launch.is_cancelled:
+    while waiting and not launch.is_cancelled:
         time.sleep(LOOK_AGAIN_SECONDS)
+        warming = [s for s in waiting if s.needs and is_owned(launch.directory / s.needs)]
+        if not warming and time.monotonic() > deadline:
+            break
         waiting = [
             s
             for s in waiting
-            if is_owned(launch.directory / s.id) or not _run_to_end(launch, journal, s, models)
+            if s in warming
+            or is_owned(launch.directory / s.id)
+            or not _run_to_end(launch, journal, s, models)
         ]
     for step in waiting:
         journal.write(step=step.id, state="elsewhere", reason="another process runs it")
@@ -103,7 +112,11 @@ def _run_to_end(launch: Launch, journal: Journal, step: Step, models: Models) ->
         step,
         launch.directory,
         options,
-        make_loggers=lambda step: [*make_loggers(tuple(facts["log"])), PrintingLogger(step.id)],
+        make_loggers=lambda step: [
+            *make_loggers(tuple(facts["log"])),
+            PrintingLogger(step.id),
+            CancelListener(launch, step.id),
+        ],
         begins=lambda: journal.write(step=step.id, state="running"),
         warmup_failure="" if step.needs is None else launch.failures().get(step.needs, ""),
         models=models,
@@ -157,11 +170,29 @@ class PrintingLogger(Logger):
         print(message, flush=True)  # noqa: T201 - the log of the job
 
 
+class CancelListener(Logger):
+    """Interrupts this process once its cell is cancelled, wherever `cancel` was called."""
+
+    def __init__(self, launch: Launch, step: str) -> None:
+        self.launch, self.step = launch, step
+        self.looked = time.monotonic()
+
+    def batch(self, record: BatchLine) -> None:
+        """Look at most every `LOOK_AGAIN_SECONDS`."""
+        if time.monotonic() - self.looked > LOOK_AGAIN_SECONDS:
+            self.looked = time.monotonic()
+            if self.step in self.launch.cancelled_steps():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
 def exit_process(code: int) -> None:
     """End this process; after an interruption at once, because the scheduler's time limit is near.
 
-    A normal exit with torch can take longer than the remaining seconds.
+    A normal exit with torch can take longer than the remaining seconds. A signal that comes during
+    it is ignored: the cells are done.
     """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,10 @@
 """What a grid would run: its steps by what distinguishes them, passes, memory, disk."""
 
+import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from ctta_bench.measuring.estimate import Speeds, images_and_passes, kind_of_record
 from ctta_bench.record.schema import WARM_UP
@@ -12,6 +15,17 @@ FLOAT_BYTES = 4
 FIRST = ("benchmark", "model", "preset")
 # In a record, but its consequence or the same for all cells.
 UNTOLD = {"schema_version", "id", "experiment", "kind", "warmup", "sha256", "version", "adapt"}
+
+
+class Recorded(Protocol):
+    """A step of a grid, or whatever else has a record."""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The content of its cell.yaml."""
+
+
+S = TypeVar("S", bound=Recorded)
 
 
 def labels(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -67,6 +81,16 @@ def passes(record: Mapping[str, Any]) -> float | None:
     return None if found is None or found[1] is None else found[0] * found[1]
 
 
+def longest_first(steps: Sequence[S]) -> list[S]:
+    """Steps by their passes, the most first; before them those whose passes are not known."""
+
+    def key(step: S) -> float:
+        found = passes(step.record)
+        return -math.inf if found is None else -found
+
+    return sorted(steps, key=key)
+
+
 def totals(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Passes of cells and of warm-ups in millions."""
     for kind, noun in ((False, "passes of cells"), (True, "of warm-ups")):
@@ -95,6 +119,47 @@ def memory_text(
     most = max((parameters.get(r["model"]["name"], 0) for r in records), default=0)
     least = f"; the weights alone take {size_text(most * FLOAT_BYTES)}" if most else ""
     return f"memory: not measured{least}"
+
+
+def memory_shortages(
+    records: Sequence[Mapping[str, Any]],
+    speeds: Speeds,
+    parameters: Mapping[str, int],
+    available: int,
+) -> list[str]:
+    """Methods that need more than `available` bytes of GPU memory, each once.
+
+    What they need is measured in earlier runs, or at least the weights of the model.
+    """
+    found: dict[str, None] = {}
+    for record in records:
+        seen = speeds.memory.get(kind_of_record(record))
+        weights = FLOAT_BYTES * parameters.get(record["model"]["name"], 0)
+        need, how = (weights, "for its weights alone") if seen is None else (seen, "as measured")
+        if need > available:
+            found[
+                f"{record['method']['name']} on {record['model']['name']}: needs "
+                f"{size_text(int(need))} of GPU memory ({how}), and a cell has "
+                f"{size_text(available)}; use larger GPUs or fewer cells per GPU."
+            ] = None
+    return list(found)
+
+
+def disk_shortage(
+    directory: Path,
+    records: Sequence[Mapping[str, Any]],
+    kept: Sequence[str],
+    parameters: Mapping[str, int],
+) -> list[str]:
+    """A sentence if the disk of `directory` has less room than the results of the records take."""
+    there = next(place for place in (directory, *directory.absolute().parents) if place.is_dir())
+    size, free = disk_bytes(records, kept, parameters), shutil.disk_usage(there).free
+    if size <= free:
+        return []
+    return [
+        f"{directory}: the results take about {size_text(size)}, and {size_text(free)} are free; "
+        "make room or choose another --out."
+    ]
 
 
 def size_text(size: int) -> str:

@@ -102,7 +102,7 @@ def status(cells: int, runs: Path) -> None:
 
     with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
         app(["status", str(runs)])
-    assert f"{cells - cells // 10} done" in output.getvalue()
+    assert f"{cells - cells // 10} of {cells} done" in output.getvalue()
 
 
 def collect(cells: int, runs: Path) -> None:

@@ -1,6 +1,8 @@
 """Synthetic run folders and an empty working folder."""
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ num_batches: 10
 """
 
 Make = Callable[..., Path]
+Ask = Callable[..., None]
 
 
 @pytest.fixture
@@ -67,3 +70,21 @@ RESULT = {
     ],
     "cost": {"seconds": 40.0, "images_per_second": 2.0, "peak_memory_mb": 9.0},
 }
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Programs of Slurm that print given text."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def say(squeue: str | None = "", sacct: str | None = "") -> None:
+        for name, text in (("squeue", squeue), ("sacct", sacct)):
+            (folder / f"{name}.txt").write_text(text or "")
+            code = "exit 1" if text is None else f"cat '{folder / name}.txt'"
+            (folder / name).write_text(f"#!/bin/sh\n{code}\n")
+            (folder / name).chmod(stat.S_IRWXU)
+
+    say()
+    return say

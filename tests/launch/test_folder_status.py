@@ -5,12 +5,10 @@ import os
 import pty
 import re
 import select
-import stat
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,29 +17,10 @@ import pytest
 
 from ctta_bench.launch import status as module
 from ctta_bench.launch.plan import Launch
+from ctta_bench.launch.scheduler import job_states, neutral_environment
 from ctta_bench.launch.status import counts, folder_status
-from tests.launch.conftest import LINE, RESULT, Make
+from tests.launch.conftest import LINE, RESULT, Ask, Make
 from tests.launches import call
-
-Ask = Callable[..., None]
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Programs of Slurm that print given text."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-    def say(squeue: str = "", sacct: str | None = "") -> None:
-        for name, text in (("squeue", squeue), ("sacct", sacct)):
-            (folder / f"{name}.txt").write_text(text or "")
-            code = "exit 1" if text is None else f"cat '{folder / name}.txt'"
-            (folder / name).write_text(f"#!/bin/sh\n{code}\n")
-            (folder / name).chmod(stat.S_IRWXU)
-
-    say()
-    return say
 
 
 def fake(cell: str) -> Any:
@@ -55,7 +34,9 @@ def launched(directory: Path, *cells: str, executor: str = "slurm", **facts: Any
     packs = [(n, n + 1) for n in range(len(cells))]
     launch = Launch.create(directory, [fake(cell) for cell in cells], packs, **values)
     if executor == "slurm":
-        launch.add_jobs({f"7_{n}": n for n in range(len(cells))})
+        launch.submissions.write(array=0, state="intended", first=0, stop=max(2, len(cells)),
+                                 logs=str(launch.folder / "submitit"))  # fmt: skip
+        launch.submissions.write(array=0, state="submitted", job="7")
     return launch
 
 
@@ -69,12 +50,11 @@ def state(directory: Path, cell: str = "tent-a") -> tuple[str, str]:
     [
         (0, "7_0|PENDING|Priority", "", "queued"),
         (0, "7_[0-5%2]|PENDING|JobArrayTaskLimit", "", "queued"),
-        (4, "7_0|PENDING|BeginTime", "", "preempted"),
-        (4, "", "7_0|NODE_FAIL", "preempted"),
+        (4, "7_0|PENDING|BeginTime", "", "queued"),
         (0, "7_0|RUNNING|None", "", "queued"),
         (4, "", "7_0|TIMEOUT", "timeout"),
         (4, "", "7_0|CANCELLED by 0", "cancelled"),
-        (0, "", "7_0|FAILED", "missing"),
+        (0, "", "7_0|FAILED", "failed"),
         (0, "", "", "missing"),
         (0, "", None, "missing"),
     ],
@@ -92,6 +72,75 @@ def test_a_cell_without_result_has_the_state_of_its_job(
     launched(tmp_path / "trial", "tent-a")
     slurm(squeue, sacct)
     assert state(tmp_path / "trial")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct"), [("7_0|PENDING|BeginTime", ""), ("", "7_0|NODE_FAIL")]
+)
+def test_a_cell_that_its_job_has_begun_is_preempted_while_that_waits(
+    squeue: str, sacct: str, make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a", 4)
+    launched(tmp_path / "trial", "tent-a").journal(0).write(step="tent-a", state="running")
+    slurm(squeue, sacct)
+    assert state(tmp_path / "trial")[0] == "preempted"
+
+
+def test_what_a_job_printed_before_python_started_is_the_reason_of_its_cells(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    folder = make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a")
+    (launch.folder / "submitit").mkdir()
+    log = launch.folder / "submitit" / "7_0_0_log.out"
+    log.write_text("exec: /env/python: not found\nsrun: error: n1: task 0: Exited with code 127\n")
+    slurm("", "7_0|FAILED")
+    words = "job 7_0 ended (FAILED) before Python started: exec: /env/python: not found"
+    assert state(tmp_path / "trial") == ("failed", words)
+    assert "Exited with code 127" in call("logs", folder).stdout
+
+
+def test_a_refused_submission_is_no_cancel(make: Make, slurm: Ask, tmp_path: Path) -> None:
+    make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a")
+    launch.submissions.write(array=0, state="refused", reason="Slurm rejected the jobs: QOS.")
+    launch.submissions.file.write_text(
+        "".join(
+            line
+            for line in launch.submissions.file.read_text().splitlines(keepends=True)
+            if "submitted" not in line
+        )
+    )
+    assert state(tmp_path / "trial") == (
+        "missing",
+        "not submitted: Slurm rejected the jobs: QOS.",
+    )
+
+
+def test_an_array_whose_launcher_died_is_found_by_the_mark_in_its_comment(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a")
+    lines = launch.submissions.file.read_text().splitlines(keepends=True)
+    launch.submissions.file.write_text(lines[0])  # the intent alone
+    slurm(f"99_[0-1]|PENDING|Priority|night shift {launch.mark(0)}\n98|RUNNING|None|other")
+    (line,) = folder_status(tmp_path / "trial").cells
+    assert (line.state, line.job) == ("queued", "99_0")
+    slurm("98|RUNNING|None|other")
+    end_launcher(launch)
+    (line,) = folder_status(tmp_path / "trial").cells
+    assert (line.state, line.job) == ("missing", None)
+    assert line.reason == "not submitted: its launcher ended before"
+    launch.journal(0).write(state="started", job="99_0")  # it has run since, and left the queue
+    (line,) = folder_status(tmp_path / "trial").cells
+    assert line.job == "99_0"
+
+
+def end_launcher(launch: Launch) -> None:
+    facts = json.loads((launch.folder / "launch.json").read_text())
+    facts["launcher"]["born"] = "1"
+    (launch.folder / "launch.json").write_text(json.dumps(facts))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +226,7 @@ def test_a_failure_is_shown_with_its_first_line_and_the_log(
 ) -> None:
     make("tent-a", 4, failed__json={"reason": "no memory"})
     launch = launched(tmp_path / "trial", "tent-a")
+    launch.journal(0).write(state="started", job="7_0")
     slurm("", "7_0|COMPLETED")
     (line,) = folder_status(tmp_path / "trial").cells
     assert (line.state, line.reason) == ("failed", "no memory")
@@ -204,9 +254,8 @@ def test_a_cell_of_a_pool_waits_while_the_launcher_lives(
 ) -> None:
     make("tent-a")
     launch = launched(tmp_path / "trial", "tent-a", executor="local")
-    facts = json.loads((launch.folder / "launch.json").read_text())
-    facts["launcher"]["born"] = facts["launcher"]["born"] if lives else "1"
-    (launch.folder / "launch.json").write_text(json.dumps(facts))
+    if not lives:
+        end_launcher(launch)
     assert state(tmp_path / "trial")[0] == ("queued" if lives else "missing")
 
 
@@ -226,7 +275,7 @@ def test_the_newest_launch_decides(make: Make, slurm: Ask, tmp_path: Path) -> No
     old = launched(tmp_path / "trial", "tent-a")
     old.folder.rename(old.folder.with_name("20000101-000000-old"))
     new = launched(tmp_path / "trial", "tent-a")
-    (new.folder / "jobs.json").write_text('{"8_0": 0}')
+    new.submissions.write(array=0, state="submitted", job="8")
     slurm("8_0|PENDING|Resources", "7_0|CANCELLED")
     assert state(tmp_path / "trial")[0] == "queued"
 
@@ -238,8 +287,48 @@ def test_a_scheduler_that_does_not_answer_is_said_and_stops_nothing(
     launched(tmp_path / "trial", "tent-a")
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm is away' >&2\nexit 1\n")
     found = folder_status(tmp_path / "trial")
-    assert found.cells[0].state == "missing"
+    assert found.cells[0].state == "unknown"
     assert found.problems == ["squeue: slurm is away"]
+
+
+def test_a_controller_that_is_away_for_a_moment_is_tried_again(
+    make: Make, slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctta_bench.launch.scheduler.PAUSES", (0.0, 0.0))
+    make("tent-a")
+    launched(tmp_path / "trial", "tent-a")
+    tries = tmp_path / "tries"
+    (tmp_path / "bin" / "squeue").write_text(
+        f"#!/bin/sh\necho x >>'{tries}'\n"
+        f"if [ $(wc -l <'{tries}') = 3 ]; then echo '7_0|RUNNING|None|'; exit 0; fi\n"
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    assert state(tmp_path / "trial")[0] == "queued"
+
+
+def test_jobs_of_a_launch_of_the_last_release_are_known(
+    make: Make, slurm: Ask, tmp_path: Path
+) -> None:
+    make("tent-a")
+    launch = launched(tmp_path / "trial", "tent-a")
+    launch.submissions.file.unlink()
+    (launch.folder / "jobs.json").write_text('{"7_0": 0}')
+    slurm("7_0|PENDING|Priority", "")
+    assert state(tmp_path / "trial")[0] == "queued"
+
+
+def test_the_environment_of_the_caller_is_no_option_of_slurm_s_commands(
+    slurm: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_NTASKS", "SBATCH_PARTITION", "SRUN_X", "SQUEUE_STATES", "SLURM_CONF"):
+        monkeypatch.setenv(name, "2")
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\nenv >'{tmp_path / 'env'}'\n")
+    job_states(["7_0"])
+    seen = re.findall(r"^(S[A-Z]+_\w+)=2$", (tmp_path / "env").read_text(), re.M)
+    assert seen == ["SLURM_CONF"]
+    with neutral_environment():
+        assert "SLURM_NTASKS" not in os.environ and os.environ["SLURM_CONF"] == "2"
+    assert os.environ["SLURM_NTASKS"] == "2"
 
 
 def test_experiments_are_counted_apart(make: Make, tmp_path: Path) -> None:
@@ -259,7 +348,7 @@ def test_status_ends_with_0_only_if_all_are_done(make: Make, tmp_path: Path) -> 
     shown = call("status", tmp_path / "trial")
     assert shown.exit_code == 1
     assert "no memory" in shown.stdout and "3/10" in shown.stdout
-    assert shown.stdout.splitlines()[-1] == "1 failed, 1 done"
+    assert shown.stdout.splitlines()[0] == "1 of 2 done, 1 failed"
     assert call("status", tmp_path / "trial", "--watch").exit_code == 1
 
 
@@ -286,7 +375,7 @@ def test_watch_follows_on_a_terminal_until_nothing_is_under_way(make: Make, tmp_
     assert "8/10" in read_until(screen, "1 s left")
     (folder / "result.json").write_text(json.dumps(RESULT))
     (folder / "cell.lock.json").unlink()
-    read_until(screen, "1 done")
+    read_until(screen, "1 of 1 done")
     _, errors = watching.communicate(timeout=60)
     assert (watching.returncode, errors) == (0, b"")
     os.close(screen)

@@ -106,6 +106,7 @@ def test_a_pool_holds_its_size_and_gives_each_worker_its_accelerator(
     assert result.exit_code == 0, result.output
     assert "5 cells run" in result.stdout
     assert most == [2]  # without --jobs: one a device
+    (tmp_path / "seen" / str(os.getpid())).unlink()  # the check of the grid makes the method, too
     devices = sorted(file.read_text().split()[0] for file in (tmp_path / "seen").iterdir())
     assert devices == ["2", "5"]
 
@@ -145,9 +146,28 @@ def test_more_jobs_than_places_are_refused_with_the_way_out(
 
 
 def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta_bench.launch.local.usable_cores", lambda: 8)
+    monkeypatch.setattr("ctta_bench.run.environment.usable_cores", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [divide_resources(n, 1, None, 99).threads for n in (1, 3, 8, 16)] == [None, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "load", "words"),
+    [
+        (2, 0.0, ""),
+        (4, 1.0, ""),
+        (9, 0.0, "9 workers share 4 cores"),
+        (2, 7.5, "load 7.5 on 4 cores"),
+        (1, 7.5, ""),
+    ],
+)
+def test_a_pool_warns_if_more_threads_would_run_than_there_are_cores(
+    jobs: int, load: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctta_bench.run.environment.usable_cores", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    warning = divide_resources(jobs, 1, "cpu", 99).warning
+    assert words in warning and bool(words) == bool(warning)
 
 
 @pytest.fixture
@@ -197,9 +217,15 @@ def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
     steps = schedule(expand(load_experiment(str(file))))
     failed = {cell for cell, row in found.items() if row["state"] == "failed"}
     for alone in (False, True):
-        chosen = select(steps, tmp_path / "runs/trial", failed_alone=alone)
-        assert {step.id for step in chosen.todo} == failed
+        chosen = select(steps, tmp_path / "runs/trial", failed_alone=alone, force_retry=alone)
+        assert {step.id for step in chosen.todo} == set(chosen.again) == failed
         assert len(chosen.outcome.kept) == (0 if alone else 2)
+    # An error of its code would come again; what ended the others may not.
+    chosen = select(steps, tmp_path / "runs/trial", failed_alone=True)
+    (left,) = chosen.outcome.failed
+    assert "too much" in found[left]["reason"]
+    assert "--force-retry" in chosen.outcome.failed[left]
+    assert {step.id for step in chosen.todo} == failed - {left}
 
 
 def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes(

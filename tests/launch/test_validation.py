@@ -1,9 +1,14 @@
 """A grid is checked whole before anything of it begins: all problems in one message."""
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ctta_bench.measuring.estimate import Speeds, kind_of_record
+from ctta_bench.measuring.plan import memory_shortages
 from tests.launches import call
 from tests.launches import write_grid as write
 
@@ -88,3 +93,73 @@ def test_a_source_set_that_a_method_needs_is_missed_before_it_begins(
     refused = call("grid", write(tmp_path, "source", "eata"), "--out", tmp_path / "runs")
     assert refused.exit_code == 2
     assert "EATA reads unlabelled source data, but toy has no source set" in refused.stderr
+
+
+def test_a_method_that_refuses_its_model_is_refused_before_anything_waits_in_a_queue(
+    tmp_path: Path,
+) -> None:
+    file, out = write(tmp_path, "norm", "source"), tmp_path / "runs"
+    refused = call("grid", file, "--out", out, "--profile", profile(tmp_path))
+    assert refused.exit_code == 2
+    assert "norm on toy_vit: norm re-estimates the stored statistics" in refused.stderr
+    assert list(out.iterdir()) == []
+    dry = call("grid", file, "--out", out, "--dry-run")
+    assert (dry.exit_code, "norm on toy_vit" in dry.stderr) == (2, True)
+
+
+def test_results_that_do_not_fit_the_disk_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: used._replace(free=1000))
+    file = tmp_path / "own.yaml"
+    file.write_text("methods: [source]\nbenchmarks: [fashion_c]\n")
+    refused = call("grid", file, "--out", tmp_path / "runs")
+    assert refused.exit_code == 2
+    assert "are free; make room or choose another --out" in refused.stderr
+
+
+def test_a_model_that_does_not_fit_the_gpu_is_refused(tmp_path: Path) -> None:
+    small = tmp_path / "small.yaml"
+    small.write_text("gpus: 1\ngpu_memory_gb: 0.000001\n")
+    refused = call("grid", write(tmp_path, "source"), "--out", tmp_path / "r", "--profile", small)
+    assert refused.exit_code == 2
+    assert "source on toy_vit: needs 1 MB of GPU memory (for its weights alone)" in refused.stderr
+
+
+def test_measured_memory_counts_more_than_the_weights() -> None:
+    def record(method: str) -> dict[str, Any]:
+        return {"method": {"name": method}, "benchmark": {"name": "toy"}, "model": {"name": "vit"}}
+
+    records = [record("tent"), record("cotta"), record("source")]
+    seen = {kind_of_record(records[0]): 3_000_000_000, kind_of_record(records[1]): 9_000_000_000}
+    speeds = Speeds({}, memory=seen)
+    found = memory_shortages(records, speeds, {"vit": 10_000}, 8_000_000_000)
+    assert found == [
+        "cotta on vit: needs 9 GB of GPU memory (as measured), and a cell has 8 GB; use larger "
+        "GPUs or fewer cells per GPU."
+    ]
+
+
+def test_a_dry_run_asks_slurm_whether_it_would_take_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, lines in {
+        "srun": "exit 1",
+        "scontrol": "echo 'MaxArraySize = 4'",
+        "sbatch": 'test "$1" = --test-only && grep -q "partition=main" "$2" || exit 9\n'
+        'if [ -e refuse ]; then echo "allocation failure: Invalid partition" >&2; exit 1; fi\n'
+        'echo "sbatch: Job 7 to start at noon" >&2',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    options = ("--out", tmp_path / "runs", "--dry-run", "--profile", profile(tmp_path))
+    dry = call("grid", write(tmp_path, "source"), *options)
+    assert (dry.exit_code, "Slurm: Job 7 to start at noon" in dry.stderr) == (0, True)
+    Path("refuse").touch()
+    dry = call("grid", write(tmp_path, "source"), *options)
+    assert "Slurm: would refuse such a job (allocation failure: Invalid partition)" in dry.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ctta_bench.launch.plan import launches
 from tests.launches import batches, call, grid, rows, slow, states, until, without_times, write_grid
 from tests.slurm.conftest import CLUSTER
 
@@ -44,11 +45,7 @@ def submit(folder: Path, file: Path, *arguments: object, text: str = "", **kwarg
 
 
 def jobs_of(runs: Path) -> dict[str, int]:
-    return {
-        job: pack
-        for file in sorted(runs.glob(".launch/*/jobs.json"))
-        for job, pack in json.loads(file.read_text()).items()
-    }
+    return {job: pack for launch in launches(runs) for job, pack in launch.jobs().items()}
 
 
 def ended(runs: Path) -> bool:
@@ -256,7 +253,7 @@ def test_a_packed_job_continues_after_cells_that_raise_exit_or_are_killed(tmp_pa
             assert Path(row["log"]).is_file()
     before = {cell: (runs / cell / "result.json").stat().st_mtime_ns
               for cell, row in found.items() if row["state"] == "done"}  # fmt: skip
-    again = submit(tmp_path, file, "--retry", "failed", text="cells_per_job: 7\n")
+    again = submit(tmp_path, file, "--retry", "failed", "--force-retry", text="cells_per_job: 7\n")
     last = sorted(again.glob(".launch/*"))[-1]
     assert len((last / "steps.jsonl").read_text().splitlines()) == 5
     call("cancel", runs)
