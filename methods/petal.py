@@ -35,7 +35,7 @@ SAMPLED = 2**16  # values of which a quantile is estimated
 
 
 @METHODS.register_module("petal")
-class PETAL(COTTA):
+class PETAL(COTTA):  # type: ignore[misc]
     """Self-training towards a source posterior; the least important weights are restored."""
 
     display_name = "PETAL"

@@ -174,9 +174,9 @@ def _reduced(folder: Path, scores: bool) -> tuple[dict[str, Any], Arrays]:
 def _lines(folder: Path, scores: bool) -> list[dict[str, Any]]:
     if not has_file(folder, BATCHES_FILE):
         return []
-    lines: list[dict[str, Any]] = batches(folder).to_dict("records")
     dropped = () if scores else OF_SCORES
-    return [{k: v for k, v in line.items() if k not in dropped} for line in lines]
+    lines = batches(folder).to_dict("records")
+    return [{str(k): v for k, v in line.items() if k not in dropped} for line in lines]
 
 
 def _environment(folder: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _preset(record: CellRecord, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _benchmark(record: CellRecord, data_root: Path | None) -> Benchmark:
     kind = BENCHMARKS.get(record["benchmark"]["name"])
-    stored = record["benchmark"]
+    stored: dict[str, Any] = {**record["benchmark"]}
     if stored.get("version", 1) != kind.version:
         raise ConfigError(
             f"the benchmark {stored['name']} has version {stored.get('version', 1)} there and "
