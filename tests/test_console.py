@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ctta_bench.analysis.table.table import Entry
 from ctta_bench.cli.command import State
-from ctta_bench.cli.console import comparison_table
-from ctta_bench.cli.progress import ConsoleProgress, shorten
+from ctta_bench.cli.terminal.console import comparison_table
+from ctta_bench.cli.terminal.progress import ConsoleProgress, shorten
 
 HEADER = ("method", "fog", "snow", "mean", "gain")
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from ctta_bench.api.discover import Row, source_data
 from ctta_bench.cli import app
-from ctta_bench.cli.console import list_table
 from ctta_bench.cli.listing import PIPE, TERMINAL, rows_of
+from ctta_bench.cli.terminal.console import list_table
 from ctta_bench.method import Method
 from ctta_bench.registry import METHODS
 

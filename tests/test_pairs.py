@@ -26,7 +26,7 @@ from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.main import tables
 from ctta_bench.api.compatibility import compatibility
 from ctta_bench.cli import app
-from ctta_bench.cli.progress import ConsoleProgress
+from ctta_bench.cli.terminal.progress import ConsoleProgress
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.errors import ConfigError, DataError, MethodError
 from ctta_bench.model import SourceModel

@@ -62,7 +62,7 @@ def check(
     if as_json:
         print_json(rows)
     else:
-        from ctta_bench.cli.console import plain_table
+        from ctta_bench.cli.terminal.console import plain_table
 
         cells = [[r[kind], r["check"].replace("_", " "), r["state"], r["detail"]] for r in rows]
         printer().print(plain_table([kind, "check", "state", "detail"], cells))
@@ -105,7 +105,7 @@ def parity(
     if as_json:
         print_json([asdict(v) | {"verdict": v.words} for v in verdicts])
     else:
-        from ctta_bench.cli.console import parity_table
+        from ctta_bench.cli.terminal.console import parity_table
 
         printer().print(parity_table(verdicts))
         counts = Counter(v.words for v in verdicts)

@@ -121,7 +121,7 @@ def cost(
         print_json(made | {"file": str(file)})
         return
     from ctta_bench.analysis.tables.measured_cost import measured_table
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
 
     table = measured_table(made)
     lines = [[label, *(entry.text for entry in entries)] for label, entries in table.lines]

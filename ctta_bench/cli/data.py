@@ -26,7 +26,7 @@ def data_list(data_root: DataRoot = None, format: Format = "text") -> None:
     Example: `ctta-bench data list --data-root /data`
     """
     as_json = check_format(format)
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
     from ctta_bench.datasets.fetching.known import known_data
     from ctta_bench.datasets.io.roots import data_root as resolve
 
@@ -66,7 +66,7 @@ def data_download(
 
     Example: `ctta-bench data download cifar10_c --data-root /data`
     """
-    from ctta_bench.cli.progress import StepBar
+    from ctta_bench.cli.terminal.progress import StepBar
     from ctta_bench.datasets.fetching.fetch import Remote
     from ctta_bench.datasets.fetching.known import embedded_or_own
     from ctta_bench.datasets.fetching.obtain import obtain
@@ -158,7 +158,7 @@ def data_make(
     Examples: `ctta-bench data make cifar10_c --source photos --data-root data` and
     `ctta-bench data make --layout imagenet_c --data-root rehearsal`
     """
-    from ctta_bench.cli.progress import StepBar
+    from ctta_bench.cli.terminal.progress import StepBar
     from ctta_bench.datasets.io.roots import data_root as resolve
     from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT
     from ctta_bench.datasets.making.self_made import MakeOptions, make_benchmark
@@ -230,8 +230,8 @@ def data_verify(
     as_json = check_format(format)
     from dataclasses import asdict
 
-    from ctta_bench.cli.console import plain_table
-    from ctta_bench.cli.progress import StepBar
+    from ctta_bench.cli.terminal.console import plain_table
+    from ctta_bench.cli.terminal.progress import StepBar
     from ctta_bench.datasets.fetching.verify import verify
     from ctta_bench.datasets.io.roots import data_root as resolve
 

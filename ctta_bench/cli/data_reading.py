@@ -82,7 +82,7 @@ def data_check(
 
 def _availability(checked: Any, problems: list[str], decode: bool, workers: int) -> list[Any]:
     """Availability of each component of the data; [] if there is none."""
-    from ctta_bench.cli.progress import ConsoleProgress
+    from ctta_bench.cli.terminal.progress import ConsoleProgress
     from ctta_bench.stream.availability import data_availability
 
     progress = ConsoleProgress(Console(stderr=True), checked.name)
@@ -100,7 +100,7 @@ def _availability(checked: Any, problems: list[str], decode: bool, workers: int)
 
 
 def _print_parts(checked: Any, parts: list[Any], problems: list[str]) -> None:
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
 
     if parts:
         words = {"stream": "in the stream", "unknown": "unknown, not read"}
@@ -176,7 +176,7 @@ def data_bench(
 
         print_json([asdict(speed) for speed in speeds])
         return
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
 
     rows = [
         [str(s.workers), f"{s.images_per_second:,.0f}", f"{s.start_seconds:.2f}", f"{s.images:,}"]

@@ -293,7 +293,7 @@ def grid(
         if share.warning and chosen.todo and not options.quiet:
             print_error(share.warning, "note")
         _run_here(chosen, directory, share, launch, options.quiet, models)
-    from ctta_bench.cli.progress import print_outcome, print_results
+    from ctta_bench.cli.terminal.progress import print_outcome, print_results
 
     if profile is None and (chosen.outcome.done or chosen.outcome.kept):
         print_results(directory)
@@ -411,7 +411,7 @@ def _run_here(
     quiet: bool,
     models: "Models",
 ) -> None:
-    from ctta_bench.cli.progress import state_printer
+    from ctta_bench.cli.terminal.progress import state_printer
     from ctta_bench.launch.begin import run_here, run_local
     from ctta_bench.launch.running import run_steps
 

@@ -136,7 +136,7 @@ def list_entries(
         print_json(rows)
         return
     if sys.stdout.isatty():
-        from ctta_bench.cli.console import list_table
+        from ctta_bench.cli.terminal.console import list_table
 
         columns = TERMINAL[what]
         cells = [[fill(row) for fill in columns.values()] for row in rows]
@@ -148,7 +148,7 @@ def list_entries(
     else:
         print_fields(PIPE[what], ([row.get(key, "") for key in PIPE[what]] for row in rows))
     if described:
-        from ctta_bench.cli.console import hyperparameter_tables
+        from ctta_bench.cli.terminal.console import hyperparameter_tables
 
         for name, description in described.items():
             for table in hyperparameter_tables(name, description):
@@ -165,7 +165,7 @@ def print_table(names: list[str], rows: list[list[str]]) -> None:
     """A list in a terminal; in a pipe `print_fields`."""
     if not sys.stdout.isatty():
         return print_fields(names, rows)
-    from ctta_bench.cli.console import list_table
+    from ctta_bench.cli.terminal.console import list_table
 
     printer().print(list_table(names, rows))
 
@@ -192,7 +192,11 @@ def list_compatibility(model: str, verbose: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from ctta_bench.api.compatibility import compatibilities
-    from ctta_bench.cli.console import COMPATIBILITY_COLUMNS, compatibility_rows, list_table
+    from ctta_bench.cli.terminal.console import (
+        COMPATIBILITY_COLUMNS,
+        compatibility_rows,
+        list_table,
+    )
 
     found = list(compatibilities(model, registry.METHODS.names()))
     if as_json:

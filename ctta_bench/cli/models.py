@@ -230,7 +230,7 @@ def train_source(
         regime=preprocessing,
         weights=weights,
     )
-    from ctta_bench.cli.progress import TrainingProgress
+    from ctta_bench.cli.terminal.progress import TrainingProgress
 
     with TrainingProgress(Console(stderr=True, quiet=quiet or as_json), name) as progress:
         record = train(task, file, device=chosen_device(device), force=force, report=progress)

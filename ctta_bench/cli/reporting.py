@@ -104,6 +104,7 @@ def report(
     from ctta_bench.analysis.figure.canvas import Canvas
     from ctta_bench.analysis.report.write import write_report
     from ctta_bench.api.discover import method_facts
+    from ctta_bench.cli.terminal.console import print_leaderboards
 
     files = write_report(
         directory,
@@ -131,23 +132,6 @@ def report(
         open_page(files.page)
     else:
         typer.echo(f"page: {files.page.resolve()}")
-
-
-def print_leaderboards(boards: Sequence[Any], headlines: Sequence[str]) -> None:
-    """Print each leaderboard at the width of the terminal, and what it shows in a sentence."""
-    from ctta_bench.analysis.tables.leaderboard import KEY
-    from ctta_bench.cli.console import leaderboard_table
-
-    for board, headline in zip(boards, headlines, strict=True):
-        title, *_ = board.caption.partition(". ")
-        printer().print(f"\n{title}", style="bold", highlight=False, markup=False)
-        table, left_out = leaderboard_table(board, printer())
-        printer().print(table)
-        room = [f"No room for {', '.join(left_out)}: see the report."] if left_out else []
-        for note in (*room, *board.footnotes):
-            printer().print(f"- {note}", style="dim", highlight=False, markup=False)
-        printer().print(headline, highlight=False, markup=False)
-    printer().print(f"\n{KEY}", style="dim", highlight=False, markup=False)
 
 
 def write_and_open(directory: Path) -> None:
@@ -259,7 +243,7 @@ def _print_as_paper(
 
 def _print_whole(tables: Sequence[Any]) -> None:
     """Print tables in their own shape, with caption and footnotes, at any width of the terminal."""
-    from ctta_bench.cli.console import aligned
+    from ctta_bench.cli.terminal.console import aligned
 
     for table in tables:
         typer.echo("\n".join(["", table.caption, "", *aligned(table)]))
@@ -269,7 +253,7 @@ def _print_whole(tables: Sequence[Any]) -> None:
 
 def _print_tables(tables: Sequence[Any]) -> None:
     """Print each table, with its caption and footnotes below."""
-    from ctta_bench.cli.console import comparison_table
+    from ctta_bench.cli.terminal.console import comparison_table
 
     for table in tables:
         width = printer().width
@@ -348,7 +332,7 @@ def geometry(
         ]
         print_json({"folder": folder, "figures": files, "tables": tables, "left_out": left_out})
         return
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
 
     for table, _ in written:
         rows = [[label, *(entry.text for entry in entries)] for label, entries in table.lines]

@@ -85,7 +85,7 @@ def run(request: Annotated["CellRequest", OptionsOf("run")], options: CommandOpt
     models = Models()
     cell = resolve(options.complete(request), models)
     folder = RunFolder(options.out / cell.id)
-    from ctta_bench.cli.console import model_line, result_table, updates_line
+    from ctta_bench.cli.terminal.console import model_line, result_table, updates_line
     from ctta_bench.run.engine import run_cell
     from ctta_bench.run.environment import chosen_device
     from ctta_bench.run.options import RunOptions
@@ -154,7 +154,7 @@ def cell_loggers(
     noted: list[str] | None = None,
 ) -> list[Any]:
     """The loggers of one cell: those with these names, and the progress bar on stderr."""
-    from ctta_bench.cli.progress import ConsoleProgress
+    from ctta_bench.cli.terminal.progress import ConsoleProgress
     from ctta_bench.run.loggers import make_loggers
 
     console = Console(stderr=True, quiet=quiet)

@@ -111,7 +111,7 @@ def summed_up(found: "FolderStatus") -> str:
 
 def _page(found: "FolderStatus", all_cells: bool, watched: Path | None = None) -> Group:
     """The page of `status`; watched: the folder, for short names and the errors so far."""
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
     from ctta_bench.launch.states import STATES
     from ctta_bench.launch.status import counts
 

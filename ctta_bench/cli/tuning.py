@@ -210,8 +210,8 @@ def _run(
 ) -> "Outcome":
     from rich.console import Console
 
-    from ctta_bench.cli.progress import state_printer
     from ctta_bench.cli.running import cell_loggers
+    from ctta_bench.cli.terminal.progress import state_printer
     from ctta_bench.launch.running import run_grid
     from ctta_bench.launch.steps import schedule
     from ctta_bench.run.environment import chosen_device
@@ -235,7 +235,7 @@ def _print_result(found: "list[Tuned]", presets: Path, as_json: bool) -> None:
         rows = [{"method": t.method, "values": t.values, **t.record} for t in found]
         print_json({"file": presets, "methods": rows})
         return
-    from ctta_bench.cli.console import plain_table
+    from ctta_bench.cli.terminal.console import plain_table
 
     printer().print(plain_table(COLUMNS, [[tuned.method, *_texts(tuned)] for tuned in found]))
     typer.echo(f"written: {presets}; use it with --preset {shlex.quote(str(presets))}")

@@ -14,7 +14,7 @@ from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.analysis.tables.main import significance_table
 from ctta_bench.analysis.tables.pairs import pair_table
 from ctta_bench.analysis.tables.ranks import all_ranks
-from ctta_bench.cli.console import leaderboard_table
+from ctta_bench.cli.terminal.console import leaderboard_table
 
 
 def board(runs_dir):

@@ -266,7 +266,7 @@ def print_results(directory: Path) -> None:
     from ctta_bench.analysis.report.headline import headline
     from ctta_bench.analysis.table.notes import title
     from ctta_bench.analysis.tables.leaderboard import leaderboard
-    from ctta_bench.cli.reporting import print_leaderboards
+    from ctta_bench.cli.terminal.console import print_leaderboards
 
     groups = load(directory, os.cpu_count() or 1).groups()
     sentences = [str(headline(group)) for group in groups]

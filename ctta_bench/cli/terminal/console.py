@@ -1,5 +1,6 @@
 """Results and lists in a terminal: tables and sentences."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -9,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ctta_bench.analysis.read.measure import metric_named
+from ctta_bench.cli.command import printer
 from ctta_bench.names import late
 from ctta_bench.record.schema import CellRecord, ResultRecord
 
 _ALWAYS = 3  # columns of a leaderboard after rank and method: error, gain, time
 
 # In 0.1.0 the progress bars were in this module.
-__getattr__ = late("ctta_bench.cli", "progress")
+__getattr__ = late("ctta_bench.cli.terminal", "progress")
 
 
 def result_table(result: ResultRecord, source: ResultRecord | None = None) -> Table:
@@ -225,3 +227,19 @@ def parity_table(verdicts: list[Any]) -> Table:
     ]
     columns = ["case", "method", "source", "largest difference", "tolerance", "verdict", "detail"]
     return plain_table(columns, rows)
+
+
+def print_leaderboards(boards: Sequence[Any], headlines: Sequence[str]) -> None:
+    """Print each leaderboard at the width of the terminal, and what it shows in a sentence."""
+    from ctta_bench.analysis.tables.leaderboard import KEY
+
+    for board, headline in zip(boards, headlines, strict=True):
+        title, *_ = board.caption.partition(". ")
+        printer().print(f"\n{title}", style="bold", highlight=False, markup=False)
+        table, left_out = leaderboard_table(board, printer())
+        printer().print(table)
+        room = [f"No room for {', '.join(left_out)}: see the report."] if left_out else []
+        for note in (*room, *board.footnotes):
+            printer().print(f"- {note}", style="dim", highlight=False, markup=False)
+        printer().print(headline, highlight=False, markup=False)
+    printer().print(f"\n{KEY}", style="dim", highlight=False, markup=False)
