@@ -70,13 +70,13 @@ def run(name: str, folder: Path, images: int, *, published: bool) -> None:
     """One experiment, on each of its benchmarks, and its report."""
     experiment = load_experiment(name)
     runs = f"runs/{experiment.name}"
-    several = len(experiment.benchmarks) > 1
     few = ["--set", f"benchmark.examples={images}", "--workers", "0", "--quiet"]
     for benchmark in experiment.benchmarks:
-        words = made_data(experiment, benchmark, folder, published=published)
-        only = ["--benchmark", benchmark] if several else []
+        model = None if published or benchmark == STREETS else f"timm:{TINY}"
+        words = made_data(experiment, benchmark, folder, tiny=model is not None)
+        file = derived(name, benchmark, model, folder)
         small = ["--set", SMALL_SCALE] if benchmark == STREETS and not published else []
-        ctta_bench(folder, "grid", name, *only, *words, *small, *few)
+        ctta_bench(folder, "grid", file, *words, *small, *few)
         if benchmark == STREETS:
             once = ["--set", "benchmark.domains=[fog]", "--set", "benchmark.rounds=1"]
             for method in ("source", "paid"):
@@ -86,23 +86,32 @@ def run(name: str, folder: Path, images: int, *, published: bool) -> None:
         ctta_bench(folder, *ENDS[name], shown=False)
 
 
-def made_data(
-    experiment: Experiment, benchmark: str, folder: Path, *, published: bool
-) -> list[str]:
+def derived(name: str, benchmark: str, model: str | None, folder: Path) -> str:
+    """A file with the experiment on one benchmark and model; returns its path in the folder."""
+    file = folder / "experiments" / f"{name.rpartition('/')[2]}-{benchmark}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    models = f"models: ['{model}']\n" if model else ""
+    file.write_text(f"_base_: {name}\nbenchmarks: [{benchmark}]\n{models}", "utf-8")
+    return str(file.relative_to(folder))
+
+
+def made_data(experiment: Experiment, benchmark: str, folder: Path, *, tiny: bool) -> list[str]:
     """Make the data and weights of a benchmark; returns the arguments that name them."""
     root = folder / "data" / benchmark
-    tiny = benchmark != STREETS and not published
     network = network_of(benchmark)
-    rehearse(benchmark, root, images=10, workers=1, full_size=benchmark == STREETS)
+    if benchmark == STREETS:
+        rehearse(benchmark, root, images=1, full_size=True)
+    else:
+        rehearse(benchmark, root)
     write_rehearsal_model(
         benchmark, root, Network("test_vit", network.classes, TINY) if tiny else network
     )
     own = ["--root", str(root.relative_to(folder))]
     if any(entry.semantic_shift for entry in experiment.methods):
         shift = folder / "data" / "cifar100_c" / "cifar-100-python"
-        rehearse("cifar100_c", shift.parent, images=10, workers=1)
+        rehearse("cifar100_c", shift.parent)
         shutil.copytree(shift, root / shift.name, dirs_exist_ok=True)
-    return [*own, "--model", f"timm:{TINY}"] if tiny else own
+    return own
 
 
 def ctta_bench(folder: Path, *words: str, shown: bool = True) -> None:
