@@ -28,6 +28,7 @@ from ctta_bench.source_models.tiny import (
     SEGMENTED_SIDE,
     SIDE,
     tiny_cnn,
+    tiny_group_norm_cnn,
     tiny_segmentor,
     tiny_vit,
 )
@@ -37,7 +38,7 @@ if not TYPE_CHECKING:
 
 BATCH, SEGMENTED_BATCH = 8, 4
 NETWORKS: dict[Task, tuple[Callable[[], nn.Module], ...]] = {
-    "classification": (tiny_vit, tiny_cnn),
+    "classification": (tiny_vit, tiny_cnn, tiny_group_norm_cnn),
     "segmentation": (tiny_segmentor,),
 }
 # Precisions that are checked, and the type of the images and logits.
@@ -79,8 +80,8 @@ def check(function: Callable[["Bench"], None]) -> Callable[["Bench"], None]:
 def check_method(name: str, **overrides: Any) -> Iterator[Outcome]:
     """Run all conformance checks on a registered method.
 
-    Each check runs on every tiny network that the method supports: a ViT, a network with BatchNorm,
-    and a segmentation network if the method is for segmentation.
+    Each check runs on every tiny network that the method supports: a ViT, networks with BatchNorm
+    and with GroupNorm, and a segmentation network if the method is for segmentation.
 
         for outcome in check_method("tent", lr=1e-3):
             print(outcome.check, outcome.state, outcome.detail)

@@ -179,6 +179,8 @@ class ASRETA(AdaptiveReset, ETA):  # type: ignore[misc]
     venue = "ICLR"
     citation = "lim2026asr"
     adapts_layers = "norm layers, reset selectively"
+    losses = "as ETA, and a pull by importance"
+    extra_memory = "source model, importance and mean of what learns"
     paper = "https://arxiv.org/abs/2603.03796"
     checked_against = "official code"
     passes_per_image = (2, 1)
@@ -203,6 +205,8 @@ class ASRROID(AdaptiveReset, ROID):  # type: ignore[misc]
     venue = "ICLR"
     citation = "lim2026asr"
     adapts_layers = "norm layers, pulled to the source weights and reset selectively"
+    losses = "as ROID, and a pull by importance"
+    extra_memory = "source model, importance and mean of what learns"
     paper = "https://arxiv.org/abs/2603.03796"
     checked_against = "official code"
     passes_per_image = (2.5, 1.5)  # half of the images are seen twice
@@ -245,6 +249,8 @@ class ASRTent(AdaptiveReset, TENT):  # type: ignore[misc]
     venue = "ICLR"
     citation = "lim2026asr"
     adapts_layers = "norm layers, reset selectively"
+    losses = "entropy, and a pull by importance"
+    extra_memory = "source model, importance and mean of what learns"
     paper = "https://arxiv.org/abs/2603.03796"
     checked_against = "the formula alone"
     passes_per_image = (2, 1)

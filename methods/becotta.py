@@ -83,6 +83,8 @@ class BECoTTA(Method):
     venue = "ICML"
     citation = "lee2024becotta"
     adapts_layers = "low-rank experts and their routers"
+    losses = "cross-entropy to the mean over views"
+    extra_memory = "source model and a mean style per domain"
     paper = "https://arxiv.org/abs/2402.08712"
     checked_against = "official code (the mixture of experts)"
     tasks = frozenset({"segmentation"})

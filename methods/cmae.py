@@ -51,6 +51,8 @@ class ContinualMAE(Method):
     venue = "CVPR"
     citation = "liu2024cmae"
     adapts_layers = "all weights, by masked reconstruction"
+    losses = "cross-entropy to the clean image's prediction, reconstruction of HOG"
+    extra_memory = "a projection and a mask token"
     paper = "https://arxiv.org/abs/2312.12480"
     checked_against = "official code"
     warmup_access = "unlabelled"

@@ -32,6 +32,8 @@ class CMF(SampleWeightingMethod):
     venue = "ICLR"
     citation = "lee2024cmf"
     adapts_layers = "norm layers, pulled to their Kalman-filtered values"
+    losses = "likelihood ratio, weighted, and consistency with a view"
+    extra_memory = "source and filtered weights, an average prediction"
     paper = "https://openreview.net/forum?id=BllUWdpIOA"
     checked_against = "second implementation"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice

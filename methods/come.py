@@ -90,6 +90,8 @@ class ComeTent(OpinionMethod):
     venue = "ICLR"
     citation = "zhang2025come"
     adapts_layers = "norm layers"
+    losses = "entropy of an opinion"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2410.10894"
     checked_against = "official code"
     passes_per_image = (1, 1)
@@ -120,6 +122,8 @@ class ComeEATA(OpinionMethod):
     venue = "ICLR"
     citation = "zhang2025come"
     adapts_layers = "norm layers"
+    losses = "as EATA, with the entropy of an opinion"
+    extra_memory = "an average prediction and the Fisher information"
     paper = "https://arxiv.org/abs/2410.10894"
     checked_against = "official code"
     passes_per_image = (1, 1)
@@ -191,6 +195,8 @@ class ComeSAR(OpinionMethod):
     venue = "ICLR"
     citation = "zhang2025come"
     adapts_layers = "norm layers, except the last ones"
+    losses = "as SAR, with the entropy of an opinion"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2410.10894"
     checked_against = "official code"
     passes_per_image = (2, 2)

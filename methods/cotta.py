@@ -57,6 +57,8 @@ class CoTTA(Method):
     venue = "CVPR"
     citation = "wang2022cotta"
     adapts_layers = "all weights, with a teacher"
+    losses = "cross-entropy to the teacher"
+    extra_memory = "teacher and source model"
     paper = "https://arxiv.org/abs/2203.13591"
     checked_against = "official code and one more"
     tasks = frozenset({"classification", "segmentation"})

@@ -76,6 +76,8 @@ class DePT(Method):
     venue = "arXiv"
     citation = "gao2022dept"
     adapts_layers = "prompts between stages, with a teacher and a memory"
+    losses = "cross-entropy to labels of neighbours, class diversity"
+    extra_memory = "teacher and a bank of features"
     paper = "https://arxiv.org/abs/2210.04831"
     checked_against = "official code"
     warmup_access = "labelled"

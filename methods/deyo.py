@@ -90,6 +90,8 @@ class DeYO(Method):
     venue = "ICLR"
     citation = "lee2024deyo"
     adapts_layers = "norm layers, except the last ones"
+    losses = "entropy of images that depend on shape, weighted"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2403.07366"
     checked_against = "official code and one more"
     passes_per_image = (2, 1)  # if all images are reliable

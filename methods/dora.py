@@ -53,6 +53,8 @@ class DoRA(AlignmentMethod):
     venue = "ICML"
     citation = "liu2024dora"
     adapts_layers = "scale and low-rank matrices of linear layers, with PAID's loss"
+    losses = "distance of feature moments to the source's"
+    extra_memory = "source statistics"
     paper = "https://arxiv.org/abs/2402.09353"
     checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)

@@ -85,6 +85,8 @@ class DPCore(Method):
     venue = "ICML"
     citation = "zhang2025dpcore"
     adapts_layers = "a growing set of prompts"
+    losses = "distance of feature moments to the source's"
+    extra_memory = "prompts with their moments, source statistics"
     paper = "https://arxiv.org/abs/2406.10737"
     checked_against = "official code"
     source_access = "unlabelled"

@@ -28,6 +28,8 @@ class ETA(Method):
     venue = "ICML"
     citation = "niu2022eata"
     adapts_layers = "norm layers"
+    losses = "entropy of certain and new images, weighted"
+    extra_memory = "an average prediction"
     paper = "https://arxiv.org/abs/2204.02610"
     checked_against = "official code"
     passes_per_image = (1, 1)
@@ -87,6 +89,8 @@ class EATA(ETA):
     venue = "ICML"
     citation = "niu2022eata"
     adapts_layers = "norm layers"
+    losses = "as ETA, and a pull to the source weights by Fisher information"
+    extra_memory = "an average prediction and the Fisher information"
     paper = "https://arxiv.org/abs/2204.02610"
     checked_against = "second implementation, and the authors' code without the Fisher term"
     passes_per_image = (1, 1)

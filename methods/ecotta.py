@@ -92,6 +92,8 @@ class EcoTTA(Method):
     venue = "CVPR"
     citation = "song2023ecotta"
     adapts_layers = "meta networks around a frozen encoder"
+    losses = "entropy of certain images, distance to the encoder's features"
+    extra_memory = "meta networks"
     paper = "https://arxiv.org/abs/2303.01904"
     checked_against = "second implementation (no official one)"
     warmup_access = "labelled"

@@ -26,6 +26,8 @@ class Finetune(Method):
 
     display_name = "Fine-tuning"
     adapts_layers = "all linear layers, with labels, before the stream"
+    losses = "cross-entropy to the labels, before the stream"
+    extra_memory = "nothing"
     checked_against = "the formula alone"
     passes_per_image = (1, 0)
     warmup_access = "labelled"

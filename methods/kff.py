@@ -152,6 +152,8 @@ class KFF(Method):
     venue = "NeurIPS"
     citation = "zhou2025kff"
     adapts_layers = "sets of prompts for domains and classes"
+    losses = "distance of feature moments to the source's, entropy"
+    extra_memory = "two pools of prompts with keys, source statistics"
     paper = "https://arxiv.org/abs/2510.12150"
     checked_against = "official code"
     source_access = "unlabelled"

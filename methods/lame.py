@@ -29,6 +29,8 @@ class LAME(Method):
     venue = "CVPR"
     citation = "boudiaf2022lame"
     adapts_layers = "only the predictions"
+    losses = "none; a fixed point in each batch"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2201.05718"
     checked_against = "second implementation"
     passes_per_image = (1, 0)

@@ -25,6 +25,8 @@ class LoRA(AlignmentMethod):
     venue = "ICLR"
     citation = "hu2022lora"
     adapts_layers = "low-rank matrices of linear layers, with PAID's loss"
+    losses = "distance of feature moments to the source's"
+    extra_memory = "source statistics"
     paper = "https://arxiv.org/abs/2106.09685"
     checked_against = "second implementation (peft's layer)"
     passes_per_image = (1, 1)

@@ -33,6 +33,8 @@ class Norm(Method):
     venue = "NeurIPS"
     citation = "schneider2020norm"
     adapts_layers = "BatchNorm statistics"
+    losses = "none"
+    extra_memory = "moving statistics (`ema`)"
     needs_batch_norm = True
     paper = "https://arxiv.org/abs/2006.16971"
     checked_against = "official code and one more"

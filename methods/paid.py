@@ -169,6 +169,8 @@ class PAID(AlignmentMethod):
     venue = "NeurIPS"
     citation = "wang2025paid"
     adapts_layers = "scale and joint rotation of linear layers"
+    losses = "distance of feature moments to the source's"
+    extra_memory = "source statistics"
     paper = "https://arxiv.org/abs/2506.02453"
     checked_against = "official code"
     passes_per_image = (1, 1)

@@ -36,6 +36,8 @@ class PALM(Method):
     venue = "AAAI"
     citation = "maharana2025palm"
     adapts_layers = "norm layers and convolutions, each tensor at its own rate"
+    losses = "entropy of certain images, consistency with a view"
+    extra_memory = "a sensitivity per adapted value"
     paper = "https://arxiv.org/abs/2403.10650"
     checked_against = "official code"
     passes_per_image = (2, 3)  # the first backward pass is that of the selection

@@ -43,6 +43,8 @@ class PETAL(COTTA):  # type: ignore[misc]
     venue = "CVPR"
     citation = "brahma2023petal"
     adapts_layers = "all weights, with a teacher and a prior"
+    losses = "cross-entropy to the teacher, prior of the weights"
+    extra_memory = "teacher, source model, mean and variance of each weight"
     paper = "https://arxiv.org/abs/2212.09713"
     checked_against = "official code"
     tasks = frozenset({"classification"})

@@ -24,6 +24,8 @@ class PseudoLabel(Method):
     venue = "ICML Workshop"
     citation = "lee2013pseudolabel"
     adapts_layers = "norm layers"
+    losses = "cross-entropy to the own argmax"
+    extra_memory = "nothing"
     paper = "Lee, ICML 2013 workshop on challenges in representation learning"
     checked_against = "the formula alone"
     tasks = frozenset({"classification", "segmentation"})

@@ -25,6 +25,8 @@ class RDumb(Method):
     venue = "NeurIPS"
     citation = "press2023rdumb"
     adapts_layers = "norm layers, reset periodically"
+    losses = "as ETA"
+    extra_memory = "an average prediction"
     paper = "https://arxiv.org/abs/2306.05401"
     checked_against = "second implementation (the reset)"
     passes_per_image = (1, 1)

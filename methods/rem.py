@@ -37,6 +37,8 @@ class REM(Method):
     venue = "ICML"
     citation = "han2025rem"
     adapts_layers = "norm layers, except the last ones"
+    losses = "consistency of masked views, ranking of their entropies"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2505.16441"
     checked_against = "official code"
     passes_per_image = (3, 3)  # two of them of shorter sequences

@@ -44,6 +44,8 @@ class ReservoirTTA(Method):
     venue = "NeurIPS"
     citation = "vray2025reservoir"
     adapts_layers = "norm layers, in several copies"
+    losses = "that of its host (TENT, ETA, EATA, SAR, ROID)"
+    extra_memory = "up to 16 copies of what learns, 1,024 styles, layers of VGG19"
     paper = "https://arxiv.org/abs/2505.14511"
     checked_against = "official code"
     source_access = "unlabelled"

@@ -40,6 +40,8 @@ class RMT(ContrastMethod):
     venue = "CVPR"
     citation = "doebler2023rmt"
     adapts_layers = "all weights and a projector, with a teacher and source replay"
+    losses = "cross-entropy to the teacher, contrast with class means, labels of source images"
+    extra_memory = "teacher, class means and source images"
     paper = "https://arxiv.org/abs/2211.13081"
     checked_against = "official code"
     source_access = "labelled"

@@ -31,6 +31,8 @@ class ROID(SampleWeightingMethod):
     venue = "WACV"
     citation = "marsden2024roid"
     adapts_layers = "norm layers, pulled to the source weights"
+    losses = "likelihood ratio, weighted, and consistency with a view"
+    extra_memory = "source weights and an average prediction"
     paper = "https://arxiv.org/abs/2306.00650"
     checked_against = "official code"
     passes_per_image = (1.5, 1.5)  # half of the images are seen twice

@@ -88,6 +88,8 @@ class RoTTA(Method):
     venue = "CVPR"
     citation = "yuan2023rotta"
     adapts_layers = "norm layers, with a memory and a teacher"
+    losses = "cross-entropy to the teacher, weighted by age"
+    extra_memory = "teacher and 64 images"
     paper = "https://arxiv.org/abs/2303.13899"
     checked_against = "official code and one more (LayerNorm)"
     passes_per_image = (3, 1)  # with a full memory

@@ -28,6 +28,8 @@ class SANTA(ContrastMethod):
     venue = "TMLR"
     citation = "chakrabarty2023santa"
     adapts_layers = "norm layers and a projector, with an anchor"
+    losses = "cross-entropy of the source model, contrast with class means"
+    extra_memory = "source model and class means"
     paper = "https://openreview.net/forum?id=V7guVYzvE4"
     checked_against = "second implementation (no official one)"
     source_access = "labelled"

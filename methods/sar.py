@@ -45,6 +45,8 @@ class SAR(Method):
     venue = "ICLR"
     citation = "niu2023sar"
     adapts_layers = "norm layers, except the last ones"
+    losses = "entropy of certain images at a perturbed point"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2302.12400"
     checked_against = "official code and one more"
     tasks = frozenset({"classification", "segmentation"})

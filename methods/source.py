@@ -13,6 +13,8 @@ class Source(Method):
 
     display_name = "Source"
     adapts_layers = "nothing"
+    losses = "none"
+    extra_memory = "nothing"
     checked_against = "the model itself"
     tasks = frozenset({"classification", "segmentation"})
     passes_per_image = (1, 0)

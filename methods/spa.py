@@ -86,6 +86,8 @@ class SPA(Method):
     venue = "ICML"
     citation = "niu2025spa"
     adapts_layers = "norm layers, and a linear layer on the features of views"
+    losses = "cross-entropy of views to the image's prediction"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2504.08010"
     checked_against = "official code"
     passes_per_image = (3, 2)
@@ -191,6 +193,8 @@ class SPATent(SPA):
     venue = "ICML"
     citation = "niu2025spa"
     adapts_layers = "norm layers, and a linear layer on the features of views"
+    losses = "as SPA, and entropy"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2504.08010"
     checked_against = "official code"
     passes_per_image = (3, 3)
@@ -233,6 +237,8 @@ class SPAETA(SPA):
     venue = "ICML"
     citation = "niu2025spa"
     adapts_layers = "norm layers, and a linear layer on the features of views"
+    losses = "as SPA, and as ETA"
+    extra_memory = "an average prediction"
     paper = "https://arxiv.org/abs/2504.08010"
     checked_against = "official code"
     passes_per_image = (3, 3)
@@ -262,6 +268,8 @@ class SPAEATA(SPA):
     venue = "ICML"
     citation = "niu2025spa"
     adapts_layers = "norm layers, and a linear layer on the features of views"
+    losses = "as SPA, and as EATA"
+    extra_memory = "an average prediction and the Fisher information"
     paper = "https://arxiv.org/abs/2504.08010"
     checked_against = "the formula alone"
     passes_per_image = (3, 3)

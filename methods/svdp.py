@@ -55,6 +55,8 @@ class SVDP(Method):
     venue = "AAAI"
     citation = "yang2024svdp"
     adapts_layers = "all weights, and prompts on uncertain pixels"
+    losses = "hard labels of the teacher over views"
+    extra_memory = "teacher and source model"
     paper = "https://arxiv.org/abs/2303.09792"
     checked_against = "official code (the prompt)"
     tasks = frozenset({"segmentation"})

@@ -31,6 +31,8 @@ class T3A(Method):
     venue = "NeurIPS"
     citation = "iwasawa2021t3a"
     adapts_layers = "the last layer, from confident features"
+    losses = "none"
+    extra_memory = "features of confident images, by class"
     paper = "https://openreview.net/forum?id=e_yvNqkJKAW"
     checked_against = "official code"
     passes_per_image = (1, 0)

@@ -31,6 +31,8 @@ class Tent(Method):
     venue = "ICLR"
     citation = "wang2021tent"
     adapts_layers = "norm layers"
+    losses = "entropy"
+    extra_memory = "nothing"
     paper = "https://arxiv.org/abs/2006.10726"
     checked_against = "official code and two more"
     tasks = frozenset({"classification", "segmentation"})

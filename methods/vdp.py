@@ -47,6 +47,8 @@ class VDP(Method):
     venue = "AAAI"
     citation = "gan2023vdp"
     adapts_layers = "prompts on the image"
+    losses = "consistency with a teacher's prompts, pull to old values"
+    extra_memory = "a teacher's prompts and importances"
     paper = "https://arxiv.org/abs/2212.04145"
     checked_against = "the paper's formulas alone"
     tasks = frozenset({"classification", "segmentation"})

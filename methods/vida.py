@@ -124,6 +124,8 @@ class ViDA(Method):
     venue = "ICLR"
     citation = "liu2024vida"
     adapts_layers = "low- and high-rank adapters, and all weights, with a teacher"
+    losses = "cross-entropy to the teacher"
+    extra_memory = "teacher"
     paper = "https://arxiv.org/abs/2306.04344"
     checked_against = "official code"
     warmup_access = "labelled"

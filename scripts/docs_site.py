@@ -225,6 +225,8 @@ def method_page(name: str, idea: str) -> str:
             {
                 "paper": docs_tables.reference(entry),
                 "adapts": method.adapts_layers,
+                "loss": method.losses or "–",
+                "memory between batches": method.extra_memory or "–",
                 "tasks": docs_tables.tasks(entry),
                 "source data": docs_tables.source_data(entry.attributes),
                 "passes per image": f"{forward} forward, {backward} backward (as declared; "

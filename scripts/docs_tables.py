@@ -19,6 +19,7 @@ from ctta_bench.config.fields import choices_of, range_text, type_text
 from ctta_bench.config.options import REQUIRED, cell_options
 from ctta_bench.registry import BENCHMARKS, METHODS, Entry, Registry, short_reference
 from ctta_bench.stream.settings import SETTINGS
+from ctta_bench.testing import supported_benches
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -121,6 +122,19 @@ def reference(entry: Entry) -> str:
     return f"[{paper}]({link})" if link.startswith("http") else paper
 
 
+NETWORKS = {
+    "tiny_vit": "ViT", "tiny_cnn": "BatchNorm", "tiny_group_norm_cnn": "GroupNorm",
+    "tiny_segmentor": "SegFormer",
+}  # fmt: skip
+
+
+def networks(name: str) -> str:
+    """The kinds of networks that the conformance checks of a method run on."""
+    benches = supported_benches(METHODS.get(name), {})
+    found = {bench.network.__name__ for bench in benches}
+    return ", ".join(text for network, text in NETWORKS.items() if network in found)
+
+
 def tasks(entry: Entry) -> str:
     """What a method is defined for."""
     return " and ".join(sorted(entry.attributes.get("tasks", ["classification"])))
@@ -136,16 +150,20 @@ def methods_table() -> str:
         rows.append(
             (
                 f"[{facts['display_name']}]({entry.name}.md) `{entry.name}`",
+                str(facts.get("year", "–")),
                 facts["adapts_layers"],
-                tasks(entry),
+                facts["losses"],
                 source_data(facts),
+                facts["extra_memory"],
                 " + ".join(f"{count:g}" for count in facts["passes_per_image"]),
+                networks(entry.name),
+                tasks(entry),
                 reference(entry),
                 facts["checked_against"],
             )
         )
-    heads = ("method", "adapts", "task", "source data", "passes", "paper", "checked against")
-    return markdown(heads, rows)
+    heads = ("method", "year", "adapts", "loss", "source data", "memory", "passes", "networks")
+    return markdown((*heads, "task", "paper", "checked against"), rows)
 
 
 def benchmarks_table() -> str:

@@ -64,7 +64,7 @@ def test_an_entry_of_the_bibliography_is_whole(key: str) -> None:
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_method_agrees_with_its_paper(name: str) -> None:
     attributes = METHODS.find(name).attributes
-    assert attributes["adapts_layers"]
+    assert attributes["adapts_layers"] and attributes["losses"] and attributes["extra_memory"]
     if key := METHODS.citation(name):
         assert attributes["year"] == int(references()[key]["year"])
         held = references()[key].get("booktitle") or references()[key]["journal"]

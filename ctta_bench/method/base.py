@@ -107,6 +107,10 @@ class Method(OldNames):
     """The key of its paper in methods/references.bib."""
     adapts_layers: ClassVar[str] = ""
     """What it adapts, in a few words: "norm layers"."""
+    losses: ClassVar[str] = ""
+    """What it minimises on the stream, in a few words: "entropy"."""
+    extra_memory: ClassVar[str] = ""
+    """What it keeps between batches, in addition to model, optimiser and the start for a reset."""
     needs_batch_norm: ClassVar[bool] = False
     """Whether it does nothing on a model without BatchNorm."""
     paper: ClassVar[str] = ""

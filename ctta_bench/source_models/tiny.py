@@ -59,6 +59,24 @@ def tiny_cnn() -> nn.Module:
     return fixed(build)
 
 
+def tiny_group_norm_cnn() -> nn.Module:
+    """Two convolutions with GroupNorm, whose statistics are of each image alone."""
+    return fixed(
+        lambda: shaken(
+            nn.Sequential(
+                nn.Conv2d(3, 12, 3, 2, bias=False),
+                nn.GroupNorm(3, 12),
+                nn.ReLU(),
+                nn.Conv2d(12, 24, 3, 2, bias=False),
+                nn.GroupNorm(4, 24),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(24 * 9, CLASSES),
+            )
+        )
+    )
+
+
 def tiny_segmentor() -> nn.Module:
     """A SegFormer of four stages of one block each, widths 8 to 24; logits at stride 4."""
 
