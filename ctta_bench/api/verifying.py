@@ -271,7 +271,9 @@ def _compared(
     rows = np.arange(count)
     here, there = (metric.entry_of(a, rows)[metric.name] or 0.0 for a in (ours, part))
     size = record["benchmark"]["batch_size"]
-    done = Replayed(record["id"], -(-count // size), count, equal.mean(), here - there, exact)
+    done = Replayed(
+        record["id"], -(-count // size), count, float(equal.mean()), here - there, exact
+    )
     wrong = np.flatnonzero(~equal)
     if exact and len(wrong):
         return done, Finding(

@@ -39,6 +39,9 @@ models_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Get and sho
 warmup_app = typer.Typer(
     cls=PlainGroup, no_args_is_help=True, help="Take warm-ups from published checkpoints."
 )
+protocol_app = typer.Typer(
+    cls=PlainGroup, no_args_is_help=True, help="Check runs by the rules of a protocol."
+)
 new_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help="Write a template to start from.")
 
 
@@ -71,7 +74,7 @@ _add(
     attention=reporting.attention,
     export=models.export,
 )
-_add(app, SHARE, bundle=sharing.bundle, verify=sharing.verify)
+_add(app, SHARE, bundle=sharing.bundle, verify=sharing.verify, diff=sharing.diff)
 _add(app, GET, list=listing.list_entries, train_source=models.train_source)
 _add(
     app,
@@ -80,6 +83,8 @@ _add(
     parity=authoring.parity,
     import_config=authoring.import_config,
 )
+_add(protocol_app, None, check=sharing.protocol_check)
+app.add_typer(protocol_app, name="protocol", rich_help_panel=SHARE)
 app.add_typer(data_app, name="data", rich_help_panel=GET)
 app.add_typer(models_app, name="models", rich_help_panel=GET)
 app.add_typer(warmup_app, name="warmup", rich_help_panel=GET)

@@ -175,3 +175,83 @@ def verify(
         )
     if found.findings:
         raise typer.Exit(1)
+
+
+@command
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A bundle, or a folder of runs.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Compare two bundles cell by cell: what differs, by how much, and most likely why.
+
+    The exit code is 1 if predictions differ, or if a cell is in one of them only.
+
+    Example: `ctta-bench diff mine.zip theirs.zip`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.analysis.sharing.diff import diff as compare_bundles
+
+    found = compare_bundles(a, b)
+    if as_json:
+        print_json([{**vars(one), "verdict": one.verdict} for one in found])
+    else:
+        for one in found:
+            typer.echo(f"{one.cell or one.other}: {one.verdict}")
+            if one.equal != 1 and one.cell and one.other:
+                half = (
+                    f" ± {one.half_interval:.2f}" if one.half_interval == one.half_interval else ""
+                )
+                equal = f"{100 * one.equal:.2f} %" if one.equal == one.equal else "not comparable"
+                typer.echo(
+                    f"  {one.a:.2f} in A, {one.b:.2f} in B: {one.difference:+.2f}{half} points; "
+                    f"equal predictions: {equal}"
+                )
+            for reason in one.reasons if one.equal != 1 else ():
+                typer.echo(f"  {reason}")
+        same = sum(one.equal == 1 for one in found)
+        typer.echo(f"{len(found)} cells, {same} with the same predictions")
+    if any(one.equal != 1 for one in found):
+        raise typer.Exit(1)
+
+
+@command
+def protocol_check(
+    directory: Annotated[Path, typer.Argument(metavar="RUNS", help="Folder of runs, or a bundle.")],
+    protocol: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A protocol file, or the name of a shipped one: fair-v1, lineage-v1.",
+            autocompletion=one_of("fair-v1", "lineage-v1"),
+        ),
+    ],
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Show which rows keep the rules of a protocol, and why others do not.
+
+    The exit code is 1 if no row qualifies.
+
+    Example: `ctta-bench protocol check runs/scenes fair-v1`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.analysis.sharing.protocol import check_protocol, read_protocol
+
+    rules = read_protocol(protocol)
+    found = check_protocol(directory, rules)
+    name = f"{rules.name}-v{rules.version}"
+    if as_json:
+        rows = [{**vars(row), "qualifies": row.qualifies} for row in found]
+        print_json({"protocol": name, "sha256": rules.sha256, "rows": rows})
+    else:
+        for row in found:
+            told = "qualifies" if row.qualifies else f"does not qualify: {'; '.join(row.reasons)}"
+            typer.echo(f"{row.method} on {row.benchmark} ({row.cells} cells): {told}")
+        count = sum(row.qualifies for row in found)
+        typer.echo(f"{count} of {len(found)} rows qualify for {name} ({rules.sha256[:12]})")
+    if not any(row.qualifies for row in found):
+        raise typer.Exit(1)

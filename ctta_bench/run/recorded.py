@@ -112,7 +112,7 @@ def _preset(record: CellRecord, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _benchmark(record: CellRecord, data_root: Path | None) -> Benchmark:
     kind = BENCHMARKS.get(record["benchmark"]["name"])
-    stored: dict[str, Any] = {**record["benchmark"]}
+    stored: Mapping[str, Any] = record["benchmark"]
     if stored.get("version", 1) != kind.version:
         raise ConfigError(
             f"the benchmark {stored['name']} has version {stored.get('version', 1)} there and "
@@ -248,9 +248,10 @@ def cell_of(
     if cell.record["preprocessing"] != record["preprocessing"] and isinstance(size, list):
         values["input_size"] = tuple(size)
         cell = resolve(validate(CellRequest, values, "cell"), models)
-    repeated = {k: v for k, v in record.items() if k != "repeat"}
-    if identity(cell.record) != identity(repeated):
-        keys = [k for k in cell.record if cell.record[k] != record.get(k) and k not in _NAMING]  # type: ignore[literal-required]
+    ours, theirs = (dict(each) for each in (cell.record, record))
+    theirs.pop("repeat", None)  # a number that has no effect
+    if identity(ours) != identity(theirs):
+        keys = [key for key in ours if ours[key] != theirs.get(key) and key not in _NAMING]
         raise RunError(f"its values give another cell here ({', '.join(keys) or 'unknown keys'}).")
     return cell
 
