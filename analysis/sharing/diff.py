@@ -142,9 +142,9 @@ def _cells(directory: Path) -> dict[str, _Cell]:
 
 def _alone(cell: _Cell, in_first: bool) -> Difference:
     name, nan = cell.record["id"], math.nan
-    names = (name, "") if in_first else ("", name)
-    values = (cell.mean, nan) if in_first else (nan, cell.mean)
-    return Difference(*names, *values, nan, nan, nan, ())
+    if in_first:
+        return Difference(name, "", cell.mean, nan, nan, nan, nan, ())
+    return Difference("", name, nan, cell.mean, nan, nan, nan, ())
 
 
 def _compared(ours: _Cell, theirs: _Cell) -> Difference:

@@ -156,7 +156,8 @@ def _reasons(cells: Sequence[Mapping[str, Any]], protocol: Protocol) -> Iterator
     weights = {cell["model"]["sha256"] for cell in cells}
     if len(weights) > rules.weights:
         yield f"{len(weights)} source models in place of {rules.weights}"
-    for size in rules.batch_sizes or [None]:
+    sizes: Sequence[int | None] = rules.batch_sizes or [None]
+    for size in sizes:
         of_size = [c for c in good if size in (None, c["benchmark"]["batch_size"])]
         where = "" if size is None else f" with batch size {size}"
         seeds = {cell["seed"] for cell in of_size}
