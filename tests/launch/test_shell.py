@@ -114,7 +114,7 @@ def test_a_pool_of_xargs_some_of_it_killed_gives_the_results_of_a_local_run(
     until(lambda: any(batches(cell) >= 4 for cell in runs.glob("slow-*")), what="a slow cell")
     os.killpg(pool.pid, signal.SIGKILL)  # commands, and the workers that they began
     pool.wait()
-    assert len(lines) == 4 and set(states(runs)) != {"done"}
+    assert len(lines) == 5 and set(states(runs)) != {"done"}
     done = subprocess.run(["sh", "-c", script], timeout=500, check=False)
     assert done.returncode == 0
     assert set(states(runs)) == {"done"}
