@@ -1,5 +1,8 @@
 """The page of a report in a real browser: what a reader can do there."""
 
+import os
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,6 +44,24 @@ def large(write, tmp_path_factory):
         for seed in (0, 1, 2):
             missing = (method, seed) in {(names[3], 0), (names[7], 2)}
             write(runs, method, domains, n=20, seed=seed, batch_size=5, unfinished=missing)
+    return write_report(runs)
+
+
+@pytest.fixture(scope="module")
+def single(write, tmp_path_factory):
+    """A report of one cell."""
+    runs = tmp_path_factory.mktemp("single")
+    write(runs, "tent", {"fog": 0.3}, n=20)
+    return write_report(runs)
+
+
+@pytest.fixture(scope="module")
+def ties(write, tmp_path_factory):
+    """A report of six methods that are equal everywhere."""
+    runs = tmp_path_factory.mktemp("ties")
+    for method in ("source", "tent", "sar", "cotta", "rotta", "eata"):
+        for seed in (0, 1):
+            write(runs, method, {"gaussian_noise": 0.5, "fog": 0.25}, n=20, seed=seed)
     return write_report(runs)
 
 
@@ -312,6 +333,42 @@ def test_text_stands_out_from_its_ground(visit, scheme):
     assert abs(brightness[0] - brightness[1]) > 500
     assert (brightness[0] > brightness[1]) == (scheme == "dark")
     assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+@pytest.mark.parametrize("kind", ["single", "report", "large", "ties"])
+def test_every_report_begins_with_its_finding_on_every_screen(visit, request, kind, width, scheme):
+    made = request.getfixturevalue(kind)
+    size = {"width": width, "height": 820}
+    page, complaints = visit(made, viewport=size, color_scheme=scheme)
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    verdict, board = (page.locator(name).first.bounding_box() for name in (".verdict", BOARD))
+    assert verdict["y"] >= 0 and verdict["y"] + verdict["height"] <= board["y"] < 820
+    first = page.locator(f"{BOARD} tbody tr").first.bounding_box()
+    if width > 390 or kind != "large":  # on a phone, the sentence on 29 methods is long
+        assert first["y"] + first["height"] <= 820
+    ink, paper = page.locator(f"{BOARD} tbody tr").first.evaluate(
+        """row => {
+          const ground = (e) => {
+            const colour = getComputedStyle(e).backgroundColor;
+            return colour === "rgba(0, 0, 0, 0)" ? ground(e.parentElement) : colour;
+          };
+          const cell = row.querySelector("td:last-child");
+          return [getComputedStyle(cell).color, ground(cell)];
+        }"""
+    )
+    light = [sum(map(float, re.findall(r"[\d.]+", colour)[:3])) for colour in (ink, paper)]
+    assert abs(light[0] - light[1]) > 350 and (light[0] > light[1]) == (scheme == "dark")
+    if kind == "single":
+        assert page.locator(".verdict").inner_text().startswith("TENT has the lowest error, 30.0 %")
+    if kind == "ties":
+        assert page.locator(".verdict").inner_text().startswith("No method differs from Source")
+        assert not {"↑", "↓"} & {*page.locator(f"{BOARD} tbody").inner_text()}
+        assert page.locator(f"{BOARD} tbody b, {BOARD} tbody strong").count() == 0
+    if folder := os.environ.get("CTTA_SCREENSHOTS"):  # to look at
+        page.screenshot(path=f"{folder}/{kind}-{width}-{scheme}.png")
 
 
 def test_a_phone_scrolls_down_and_not_sideways(visit):
