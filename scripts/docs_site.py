@@ -23,6 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from ctta_bench.analysis.sharing.site import INDEX_FILE, write_site
 from ctta_bench.authoring.parity import cases_for, repository_cases
 from ctta_bench.cli import app
 from ctta_bench.config.presets import describe, presets_of
@@ -33,6 +34,7 @@ from ctta_bench.registry import BENCHMARKS, METHODS, Registry, references
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/ctta-bench/ctta-bench"
+LEADERBOARD = "leaderboard"  # folder of the site
 LOG = logging.getLogger("mkdocs.hooks.docs_site")
 # Files at the top of the repository that are pages of the site.
 TOP = {
@@ -121,6 +123,8 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
         text = benchmark_page(entry, text)
     elif place == "commands.md":
         text = "\n\n".join([text, *command_sections(typer.main.get_command(app), "ctta-bench")])
+    elif place == "leaderboard.md" and bundles():
+        text += f'\n<a href="{LEADERBOARD}/{INDEX_FILE}">The leaderboard of this repository</a>\n'
     copied = {page: top for top, page in TOP.items() if top.endswith(".md")}
     source = copied.get(place, f"docs/{place}")
     pieces = FENCE.split(text)
@@ -135,6 +139,17 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Take off the mark at which the theme asks GitHub for stars: no request leaves a page."""
     return output.replace(' data-md-component="source"', "")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Make the leaderboard of the results that are stored with their runs."""
+    if bundles():
+        write_site(bundles(), Path(config.site_dir) / LEADERBOARD)
+
+
+def bundles() -> list[Path]:
+    """The bundles of docs/results."""
+    return sorted((DOCS / "results").rglob("*.zip"))
 
 
 # -- links and equations ---------------------------------------------------------------------------

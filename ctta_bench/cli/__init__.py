@@ -74,7 +74,14 @@ _add(
     attention=reporting.attention,
     export=models.export,
 )
-_add(app, SHARE, bundle=sharing.bundle, verify=sharing.verify, diff=sharing.diff)
+_add(
+    app,
+    SHARE,
+    bundle=sharing.bundle,
+    verify=sharing.verify,
+    leaderboard=sharing.leaderboard,
+    diff=sharing.diff,
+)
 _add(app, GET, list=listing.list_entries, train_source=models.train_source)
 _add(
     app,

@@ -255,3 +255,31 @@ def protocol_check(
         typer.echo(f"{count} of {len(found)} rows qualify for {name} ({rules.sha256[:12]})")
     if not any(row.qualifies for row in found):
         raise typer.Exit(1)
+
+
+@command
+def leaderboard(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLES...", help="Bundles to rank.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pages.")] = Path("site"),
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """Rank bundles as static pages: one table for each protocol, a page for each method and entry.
+
+    Every number is computed again; a bundle in which something does not hold is refused. The result
+    of `ctta-bench verify --save` next to a bundle is shown with its entries.
+
+    Example: `ctta-bench leaderboard mine.zip theirs.zip -o site`
+    """
+    as_json = check_format(format)
+    load_plugins(plugin)
+    from ctta_bench.analysis.sharing.site import INDEX_FILE, write_site
+
+    found = write_site(bundles, out)
+    if as_json:
+        protocols = [{"title": b.title, "key": b.key, "entries": len(b.entries)} for b in found]
+        print_json({"page": out / INDEX_FILE, "protocols": protocols})
+        return
+    for board in found:
+        typer.echo(f"{board.title}: {len(board.entries)} entries")
+    typer.echo(f"page: {(out / INDEX_FILE).resolve()}")

@@ -1,21 +1,27 @@
-"""`diff` and `protocol check`: differences and rules of bundles."""
+"""`leaderboard`, `diff` and `protocol check`: rankings, differences and rules of bundles."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.sharing.bundle import draft_bundle
 from ctta_bench.analysis.sharing.diff import diff
+from ctta_bench.analysis.sharing.leaderboard import boards
 from ctta_bench.analysis.sharing.protocol import check_protocol, read_protocol, shipped
+from ctta_bench.analysis.sharing.site import write_site
+from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.cli import app
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.record.arrays import read_all_arrays
-from ctta_bench.record.bundle import write_bundle
+from ctta_bench.record.bundle import Bundle, write_bundle
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import cell_id
 
@@ -47,6 +53,107 @@ def changed(runs, target, change, method="tent"):
 @pytest.fixture
 def runs(tmp_path):
     return Path(shutil.copytree(STORED, tmp_path / "first"))
+
+
+# -- leaderboard
+
+
+@pytest.fixture
+def site(runs, tmp_path):
+    mine = bundled(runs, "mine.zip", title="Mine", contact="me")
+
+    def bigger(record, env):
+        record["benchmark"]["batch_size"] = 10
+        env["time"] = "2026-12-01T00:00:00Z"
+
+    theirs = changed(runs, tmp_path / "theirs", bigger, method="")
+    write_site([mine, bundled(theirs, "theirs.zip", title="<b>Theirs</b>")], tmp_path / "site")
+    return tmp_path / "site"
+
+
+def test_numbers_of_the_site_are_those_of_the_report(site, runs):
+    frame = leaderboard(load(runs)).frame
+    found = json.loads((site / "leaderboard.json").read_text())["protocols"]
+    (board,) = (b for b in found if b["facts"]["batch size"] == "5")
+    entries = {entry["method"]: entry for entry in board["entries"]}
+    assert entries.keys() == set(frame.index) == {"source", "tent"}
+    for name, entry in entries.items():
+        for column in ("mean", "half_interval", "gain", "low", "high", "time"):
+            value = frame.loc[name, column]
+            assert entry["values"][column] == (None if np.isnan(value) else value)
+        assert entry["domains"] == {d: frame.loc[name, d] for d in ("clean", "dark", "noise")}
+    page = (site / "protocols" / f"{board['key']}.html").read_text()
+    assert f"{frame.loc['tent', 'mean']:.1f}" in page
+
+
+def test_protocols_are_never_mixed_and_every_link_leads_somewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len([*(site / "protocols").glob("*.html")]) == 2
+    assert len([*(site / "entries").glob("*.html")]) == 4
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert "<b>Theirs" not in text
+        links = re.findall(r'(?:href|src)="([^"]+)"', text)
+        assert links
+        for link in links:
+            assert link.startswith("https://") or (page.parent / link).resolve().exists(), link
+        assert page.with_suffix(".json").exists() or page.name == "index.html"
+    for badge in (site / "badges").iterdir():
+        assert ElementTree.parse(badge).getroot().get("aria-label").startswith("ctta-bench: ")
+    assert Bundle.read(next((site / "bundles").glob("mine-*.zip"))).findings == []
+
+
+def test_the_depth_of_a_verification_is_shown_if_it_is_of_this_bundle(runs):
+    file = bundled(runs)
+    content = Bundle.read(file).manifest["content_sha256"]
+    saved = file.with_suffix(".verified.json")
+    for stated, depth in ((content, "replay"), ("0" * 64, "recount")):
+        saved.write_text(json.dumps({"content_sha256": stated, "depth": "replay", "holds": True}))
+        (board,) = boards([file])
+        assert {entry.source.depth for entry in board.entries} == {depth}
+    saved.write_text("[]")
+    with pytest.raises(RunError, match="is no result of"):
+        boards([file])
+
+
+def test_a_newer_bundle_of_one_contact_replaces_an_older_one(runs, tmp_path):
+    old = bundled(runs, "old.zip", contact="me")
+    newer = changed(
+        runs, tmp_path / "newer", lambda r, env: env.update(time="2027-01-01T00:00:00Z"), ""
+    )
+    (board,) = boards([old, bundled(newer, "new.zip", contact="me")])
+    assert {entry.date for entry in board.entries} == {"2027-01-01"}
+    assert {entry.date for entry in board.earlier} == {"2026-11-28"}
+    (board,) = boards([old, bundled(newer, "other.zip", contact="you")])
+    assert len(board.entries) == 4 and not board.earlier
+    assert [rank for _, table in board.tables() for rank, _ in table] == [None, None, 1, 1]
+
+
+def test_a_bundle_that_does_not_hold_is_not_ranked(runs):
+    file = bundled(runs)
+    stored = Bundle.read(file)
+    place, cell = next((p, c) for p, c in stored.cells().items() if p.startswith("tent"))
+    cell["result"]["mean"] = 1.0
+    from ctta_bench.record.bundle import Contents
+
+    contents = Contents(dict(stored.members))
+    contents.add_json(f"runs/{place}/cell.json", cell)
+    write_bundle(file, contents, {"cells": stored.manifest["cells"]})
+    with pytest.raises(RunError, match="do not hold"):
+        boards([file])
+    with pytest.raises(RunError, match="has the content of"):
+        whole = bundled(runs, "whole.zip")
+        boards([whole, Path(shutil.copy(whole, runs.parent / "copy.zip"))])
+
+
+def test_the_command_writes_a_site_and_replaces_only_its_own(runs, tmp_path):
+    run, file = CliRunner().invoke, bundled(runs)
+    for _ in range(2):
+        done = run(app, ["leaderboard", str(file), "-o", str(tmp_path / "site")])
+        assert done.exit_code == 0, done.output
+    assert "2 entries" in done.output
+    refused = run(app, ["leaderboard", str(file), "-o", str(runs)])
+    assert refused.exit_code == 2 and "is no leaderboard" in refused.output
 
 
 # -- diff
