@@ -113,7 +113,8 @@ def _walk(
     rows = [[np.cumsum(row)[:-1].tolist() for row in chain] for chain in chains]
     left = np.bincount(groups[is_open], weights=quota[is_open], minlength=groups.size).tolist()
     uniform = itertools.chain.from_iterable(iter(lambda: rng.random(4096).tolist(), None))
-    states, place = [], (0, 0)
+    states: list[tuple[int, int]] = []
+    place = (0, 0)
     if not is_open[place]:
         place = _choose(is_open.astype(float), rng)
     while True:
@@ -133,7 +134,7 @@ def _walk(
         else:
             allowed = np.outer(chains[0][place[0]], chains[1][place[1]]) * is_open
             place = _choose(allowed if allowed.any() else is_open.astype(float), rng)
-    result: np.ndarray = np.ravel_multi_index(np.array(states).T, is_open.shape)
+    result: np.ndarray = np.array(states) @ np.array([is_open.shape[1], 1])
     return result
 
 
