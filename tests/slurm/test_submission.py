@@ -79,7 +79,7 @@ def test_what_a_job_says_before_python_starts_is_the_reason_and_it_is_retried(
 def test_an_array_whose_launcher_was_killed_is_not_submitted_twice_and_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, runs = write_grid(tmp_path, slow(1.0), "source"), tmp_path / "runs" / "trial"
+    file, runs = write_grid(tmp_path, slow(10.0), "source"), tmp_path / "runs" / "trial"
     with monkeypatch.context() as patch:
         put_on_path(wrap(tmp_path, "sbatch", after="kill -KILL $PPID"), patch)
         options = ("--profile", profile(tmp_path), "--out", runs, "--device", "cpu")
