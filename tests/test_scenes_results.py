@@ -1,6 +1,7 @@
 """docs/results/scenes.md says what follows from its stored runs, docs/results/scenes/runs.zip."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL
+from ctta_bench.analysis.sharing.site import write_site
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.registry import METHODS
@@ -76,3 +78,16 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
     prose = PAGE.read_text(encoding="utf-8").partition("## How to read it")[2]
     for method in sure.index:
         assert METHODS.display_name(str(method)) in prose
+
+
+def test_the_leaderboard_of_the_documentation_has_the_same_numbers(
+    board: pd.DataFrame, tmp_path: Path
+) -> None:
+    write_site([STORED / "runs.zip"], tmp_path)
+    entries = [json.loads(file.read_text("utf-8")) for file in tmp_path.glob("entries/*.json")]
+    assert {entry["method"] for entry in entries} == set(board.index)
+    for entry in entries:
+        row = board.loc[entry["method"]]
+        for column in ("mean", "half_interval", "gain", "low", "high"):
+            value = entry["values"][column]
+            assert value == pytest.approx(row[column]) or (value is None and pd.isna(row[column]))
