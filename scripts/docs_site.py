@@ -23,12 +23,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from ctta_bench.analysis.sharing.site import INDEX_FILE, write_site
+from ctta_bench.analysis.sharing.site import write_site
 from ctta_bench.authoring.parity import cases_for, repository_cases
 from ctta_bench.cli import app
 from ctta_bench.config.presets import describe, presets_of
 from ctta_bench.datasets.fetching.origins import origins
 from ctta_bench.errors import DataError
+from ctta_bench.record.schema import PAGE_FILE
 from ctta_bench.registry import BENCHMARKS, METHODS, Registry, references
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +125,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     elif place == "commands.md":
         text = "\n\n".join([text, *command_sections(typer.main.get_command(app), "ctta-bench")])
     elif place == "leaderboard.md" and bundles():
-        text += f'\n<a href="{LEADERBOARD}/{INDEX_FILE}">The leaderboard of this repository</a>\n'
+        text += f'\n<a href="{LEADERBOARD}/{PAGE_FILE}">The leaderboard of this repository</a>\n'
     copied = {page: top for top, page in TOP.items() if top.endswith(".md")}
     source = copied.get(place, f"docs/{place}")
     pieces = FENCE.split(text)

@@ -15,11 +15,11 @@ import jinja2
 from ctta_bench.analysis.sharing.leaderboard import ACCESS, Board, Entry, boards
 from ctta_bench.analysis.table.table import MISSING, plus_minus, safe_name, signed
 from ctta_bench.errors import RunError
+from ctta_bench.record.schema import PAGE_FILE
 from ctta_bench.registry import METHODS
 from ctta_bench.scoring.metric import printed
 
 _TEMPLATES = Path(__file__).parent / "templates"
-INDEX_FILE = "index.html"
 DATA_FILE = "leaderboard.json"
 DEPTH_TEXTS = {
     "recount": "every number was computed again from predictions",
@@ -103,7 +103,9 @@ def _write(found: Sequence[Board], bundles: Sequence[Path], out: Path) -> None:
             rows=rows,
         )
     everything = {"protocols": [asdict(board) for board in found]}
-    page("index", "index.html.j2", everything, methods={m: safe_name(m) for m in sorted(by_method)})
+    page(
+        "index", f"{PAGE_FILE}.j2", everything, methods={m: safe_name(m) for m in sorted(by_method)}
+    )
     (out / "index.json").rename(out / DATA_FILE)
     (out / "bundles").mkdir()
     names = {

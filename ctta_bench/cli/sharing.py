@@ -273,13 +273,14 @@ def leaderboard(
     """
     as_json = check_format(format)
     load_plugins(plugin)
-    from ctta_bench.analysis.sharing.site import INDEX_FILE, write_site
+    from ctta_bench.analysis.sharing.site import write_site
+    from ctta_bench.record.schema import PAGE_FILE
 
     found = write_site(bundles, out)
     if as_json:
         protocols = [{"title": b.title, "key": b.key, "entries": len(b.entries)} for b in found]
-        print_json({"page": out / INDEX_FILE, "protocols": protocols})
+        print_json({"page": out / PAGE_FILE, "protocols": protocols})
         return
     for board in found:
         typer.echo(f"{board.title}: {len(board.entries)} entries")
-    typer.echo(f"page: {(out / INDEX_FILE).resolve()}")
+    typer.echo(f"page: {(out / PAGE_FILE).resolve()}")

@@ -208,7 +208,7 @@ def stated_findings(
         elif "label" in arrays:
             first = rows[np.unique(arrays["index"][rows], return_index=True)[1]]
             if digest(arrays["label"][first].astype("<i8").tobytes()) != facts["labels"]:
-                yield Finding("labels", f"the labels of {name} are not those that env.json states.")
+                yield Finding("labels", f"the labels of {name} are not those its record states.")
 
 
 # -- running it again

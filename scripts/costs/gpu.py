@@ -237,6 +237,7 @@ def _resume(check: Check) -> str:
     """Runs that were interrupted in the middle, next to uninterrupted ones."""
     from ctta_bench.config.cell import CellRequest, resolve
     from ctta_bench.record.folder import RunFolder
+    from ctta_bench.record.schema import PREDICTIONS_FILE
     from ctta_bench.run.engine import run_cell
     from ctta_bench.run.loggers import Logger
     from ctta_bench.run.options import RunOptions
@@ -261,7 +262,8 @@ def _resume(check: Check) -> str:
         except KeyboardInterrupt:
             pass
         run_cell(cell, cut, RunOptions(check.device))
-        with np.load(whole.file("predictions.npz")) as a, np.load(cut.file("predictions.npz")) as b:
+        files = [folder.file(PREDICTIONS_FILE) for folder in (whole, cut)]
+        with np.load(files[0]) as a, np.load(files[1]) as b:
             if not all(np.array_equal(a[name], b[name]) for name in a.files):
                 raise RuntimeError(f"{method}: a resumed run differs from an uninterrupted one")
     return f"{', '.join(RESUMED)}: bit-identical"
