@@ -136,5 +136,7 @@ def test_a_command_that_is_stopped_ends_with_75_and_resumes(tmp_path: Path) -> N
     assert working.returncode == 75
     (row,) = json.loads(call("status", runs, "--format", "json").stdout)
     assert (row["state"], "stopped by SIGTERM" in row["reason"]) == ("missing", True)
-    assert start("work", launch, 0).wait(300) == 0
+    again = start("work", launch, 0)
+    again.communicate(timeout=300)
+    assert again.returncode == 0
     assert states(runs) == ["done"]
