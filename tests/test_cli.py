@@ -463,7 +463,9 @@ def wait_for_batches(folder: Path, count: int) -> None:
     raise TimeoutError(f"no {count} batches in {folder}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_checkpoints_says_so_and_resumes_bit_identically(
     number: signal.Signals, invoke: Invoke, tmp_path: Path
 ) -> None:

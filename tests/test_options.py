@@ -88,6 +88,7 @@ def test_a_new_option_is_a_key_of_experiment_files_and_of_the_docs(
     assert "bad.yaml:3: shade: 'grey': input should be 'dark' or 'light'." in result
 
 
+@pytest.mark.slow
 def test_a_new_option_is_recorded_if_it_is_not_the_default(tmp_path: Path, with_one_more) -> None:
     options = ["source", "toy", "--plugin", str(TOY), "--out", "out"]
     with_one_more(COMMAND.format(["run", *options, "--shade", "dark"]))
