@@ -358,6 +358,7 @@ WATCH = (
 )
 
 
+@pytest.mark.slow  # what is printed depends on how fast the cell is
 def test_watch_follows_on_a_terminal_until_nothing_is_under_way(make: Make, tmp_path: Path) -> None:
     owner = {"host": "node", "heartbeat": time.time()}
     folder = make("tent-a", 4, **{"cell__lock__json": owner})
