@@ -50,7 +50,7 @@ def test_every_method_had_the_same_budget_and_its_best_trial_won(method, benchma
     errors = [t["error"] for t in record["trials"] if t["error"] is not None]
     whole = first_search(record)
     assert f"--budget {BUDGETS[benchmark]} --seed 0 " in whole["command"]
-    assert [t in _values(whole) for t in _values(record)] == [True] * len(record["trials"])
+    assert all(trial in _values(whole) for trial in _values(record))
     assert _values(record)[0] == _values(whole)[0]
     if record != whole:
         others = sorted(whole["trials"][1:], key=lambda trial: trial["error"] or 100.0)

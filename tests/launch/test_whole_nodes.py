@@ -167,7 +167,8 @@ def test_a_job_of_two_workers_runs_its_cells_on_two_fake_gpus(tmp_path: Path) ->
     (tmp_path / "seen" / str(os.getpid())).unlink()  # the check of the grid makes the method, too
     (launch,) = runs.glob(".launch/*")
     working = start("work", launch, 0, env=os.environ | {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
-    assert working.wait(300) == 0
+    working.communicate(timeout=300)
+    assert working.returncode == 0
     assert states(runs) == ["done"] * 6
     seen = sorted(file.read_text() for file in (tmp_path / "seen").iterdir())
     assert seen == ["MIG-a 2", "MIG-b 2"]
