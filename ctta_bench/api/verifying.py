@@ -239,15 +239,18 @@ def _replay(
         except CttaBenchError as error:
             found.findings.append((record["id"], Finding("not run", f"cannot be run: {error}")))
             continue
-        differing = [k for k in SAME_BITS if environment.get(k) != facts[k]]
+        differing = [
+            f"another {k}" if k in environment else f"{k} not recorded"
+            for k in SAME_BITS
+            if environment.get(k) != facts[k]
+        ]
         exact = not differing and (facts["device"] == "cpu" or facts["deterministic"])
         done, finding = _compared(record, ours, theirs, exact, tolerance)
         found.replayed.append(done)
         if not exact:
-            why = ", ".join(differing) or "a device whose sums are not deterministic"
+            why = ", ".join(differing) or "another device, whose sums are not deterministic"
             found.notes.append(
-                f"{record['id']}: compared within {tolerance:g} points, not bit by bit "
-                f"(another {why})."
+                f"{record['id']}: compared within {tolerance:g} points, not bit by bit ({why})."
             )
         if finding:
             found.findings.append((record["id"], finding))

@@ -243,12 +243,13 @@ def test_on_another_kind_of_device_accuracy_is_compared_within_the_tolerance(fil
     runs = Path(shutil.copytree(runs_folder(forged(file, change)), file.parent / "elsewhere"))
     for folder in runs.iterdir():
         env = json.loads((folder / "env.json").read_text()) | {"device": "NVIDIA H100"}
+        del env["cpu"]  # as before runs recorded it
         (folder / "env.json").write_text(json.dumps(env))
     bundle = bundled(runs)
     found = verify(bundle, "full")
     assert kinds(found) == {"prediction"}
     assert "tolerance 0.5 points" in found.findings[0][1].text
-    assert all("another device" in note for note in found.notes)
+    assert all("another device" in n and "cpu not recorded" in n for n in found.notes)
     lenient = verify(bundle, "full", tolerance=10)
     assert lenient.findings == [] and not any(done.exact for done in lenient.replayed)
 
