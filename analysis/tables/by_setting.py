@@ -1,6 +1,7 @@
 """One benchmark and model under several settings of the stream: a column for each of them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,31 +28,63 @@ def setting_tables(runs: Runs) -> list[Table]:
     well. Groups that differ only in something else (the order of the domains, say) make no table.
     """
     tables = []
-    for _, cells in runs.cells.groupby(_FAMILY, sort=False):
-        groups = [g for g in runs.groups() if g.cells["group"].iloc[0] in set(cells["group"])]
-        columns = dict(zip(_names(groups), groups, strict=False))
-        if len(columns) == len(groups) and cells["setting"].nunique() >= FEWEST:
-            names, labels = row_names(cells.reset_index(drop=True))
-            name_of = dict(zip(cells["cell"], names, strict=True))
-            means = pd.DataFrame({head: _means(g, name_of) for head, g in columns.items()})
-            if not means.dropna(axis=1, how="all").empty:
-                tables.append(_table(groups[0], means, labels))
+    for columns in settings_of(runs):
+        cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
+        names, labels = row_names(cells)
+        name_of = dict(zip(cells["cell"], names, strict=True))
+        means = pd.DataFrame({head: _means(g, name_of) for head, g in columns.items()})
+        if not means.dropna(axis=1, how="all").empty:
+            tables.append(_table(columns, means, labels))
     return tables
 
 
-def _names(groups: list[Runs]) -> list[str]:
-    """A head for each group: its setting, and what of _PARTS differs among them."""
-    cells = [group.cells.iloc[0] for group in groups]
-    differing = [key for key in _PARTS if len({str(cell[key]) for cell in cells}) > 1]
+def settings_of(runs: Runs) -> list[dict[str, Runs]]:
+    """The groups of each benchmark and model that was run under several settings, by their heads.
+
+    A head is the setting, with batch size, severity and number of images where these differ from
+    most of the groups.
+    """
+    found = []
+    for _, cells in runs.cells.groupby(_FAMILY, sort=False):
+        groups = [g for g in runs.groups() if g.cells["group"].iloc[0] in set(cells["group"])]
+        columns = dict(zip(_heads(groups), groups, strict=False))
+        if len(columns) == len(groups) and cells["setting"].nunique() >= FEWEST:
+            found.append(columns)
+    return found
+
+
+def shared(columns: Mapping[str, Runs]) -> str:
+    """`Where a head says nothing else: batch 50. `; "" if all agree, or no value is usual."""
+    groups = list(columns.values())
+    usual = [
+        _PARTS[key].format(value) for key, value in _usual(groups).items() if value is not None
+    ]
+    return f"Where a head says nothing else: {', '.join(usual)}. " if usual else ""
+
+
+def _heads(groups: list[Runs]) -> list[str]:
+    """A head for each group: its setting, and what of _PARTS is unlike that of most of them."""
+    usual = _usual(groups)
     return [
         ", ".join(
             [
                 setting_display_name(cell["setting"]),
-                *(_PARTS[key].format(cell[key]) for key in differing),
+                *(_PARTS[key].format(cell[key]) for key in usual if cell[key] != usual[key]),
             ]
         )
-        for cell in cells
+        for cell in (group.cells.iloc[0] for group in groups)
     ]
+
+
+def _usual(groups: list[Runs]) -> dict[str, Any]:
+    """What of _PARTS differs among groups, with the value of more than half of them, or None."""
+    cells = pd.DataFrame([group.cells.iloc[0] for group in groups])
+    counts = {key: cells[key].value_counts(dropna=False) for key in _PARTS}
+    return {
+        key: count.index[0] if 2 * count.iloc[0] > len(cells) else None
+        for key, count in counts.items()
+        if len(count) > 1
+    }
 
 
 def _means(group: Runs, name_of: Mapping[str, str]) -> "pd.Series[float]":
@@ -60,24 +93,26 @@ def _means(group: Runs, name_of: Mapping[str, str]) -> "pd.Series[float]":
     return pd.Series(means, dtype=float)
 
 
-def _table(group: Runs, means: pd.DataFrame, labels: Mapping[str, str]) -> Table:
+def _table(columns: Mapping[str, Runs], means: pd.DataFrame, labels: Mapping[str, str]) -> Table:
+    group = next(iter(columns.values()))
     cell, metric = group.cells.iloc[0], metric_of(group)
     # A row with a missing mean is placed by the others.
     place = means.round(EQUAL_DECIMALS).rank(ascending=not metric.higher_is_better).mean(axis=1)
     frame = means.loc[place.sort_values(kind="stable").index]
-    columns = [ranked(frame[name], metric.higher_is_better) for name in frame.columns]
+    entries_of = [ranked(frame[name], metric.higher_is_better) for name in frame.columns]
     return Table(
         name=safe_name(f"{cell['benchmark']}-{cell['model']}") + "-settings",
         caption=(
             f"By setting: {BENCHMARKS.display_name(cell['benchmark'])} – "
             f"{MODELS.display_name(cell['model'])}. Normalisation: "
             f"{notes.normalisation_label(cell)}. Mean {metric.text} over domains, rounds and "
-            f"seeds. Rows are sorted by their mean rank over the settings. {notes.MARKS}"
+            f"seeds. {shared(columns)}Rows are sorted by their mean rank over the settings. "
+            f"{notes.MARKS}"
         ),
         frame=frame,
         header=("method", *frame.columns),
         lines=tuple(
-            (labels[str(name)], tuple(entries[line] for entries in columns))
+            (labels[str(name)], tuple(entries[line] for entries in entries_of))
             for line, name in enumerate(frame.index)
         ),
         footnotes=tuple(dict.fromkeys(_missing(means, labels))),

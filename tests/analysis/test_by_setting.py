@@ -1,11 +1,13 @@
-"""Methods by settings of the stream: a column each, rows by their mean rank."""
+"""Methods by settings of the stream: a table of means, and a figure of gains."""
 
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
+from ctta_bench.analysis.figures.by_setting import setting_figures
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.tables.by_setting import setting_tables
 
@@ -45,9 +47,8 @@ def test_batch_sizes_tell_columns_of_one_setting_apart(under, runs_dir):
     under("tent", 0.3, batch_size=1)
     under("tent", 0.4, "mixed")
     (table,) = setting_tables(load(runs_dir))
-    assert set(table.header[1:]) == {
-        "Continual, batch 20", "Continual, batch 1", "Mixed domains, batch 20",
-    }  # fmt: skip
+    assert set(table.header[1:]) == {"Continual", "Continual, batch 1", "Mixed domains"}
+    assert "Where a head says nothing else: batch 20. " in table.caption
 
 
 def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):
@@ -76,3 +77,27 @@ def test_cells_on_two_versions_of_the_images_share_no_table(under, runs_dir):
     assert sorted(found) == [[1, 1], [1, 1], [2, 2]]
     (table,) = setting_tables(runs)  # of version 1: version 2 has one setting only
     assert table.header == ("method", "Continual", "Mixed domains")
+
+
+def test_the_figure_has_the_gain_of_each_method_under_each_setting(under, runs_dir, tmp_path):
+    for setting, (source, tent, paid) in {
+        "continual": (0.3, 0.2, 0.35),
+        "mixed": (0.4, 0.1, None),
+    }.items():
+        under("source", source, setting)
+        under("tent", tent, setting)
+        if paid is not None:
+            under("paid", paid, setting)
+    ((text, (png, _, csv)),) = setting_figures(load(runs_dir), tmp_path / "all")
+    assert png.exists() and "under each setting" in text
+    drawn = pd.read_csv(csv).set_index(["method", "setting"])["gain"]
+    assert drawn.round(6).to_dict() == {
+        ("TENT", "Continual"): 10, ("TENT", "Mixed domains"): 30, ("PAID", "Continual"): -5,
+    }  # fmt: skip
+    assert "–: not run." in png.with_suffix(".txt").read_text("utf-8")
+
+
+def test_without_source_there_are_no_gains_to_draw(under, runs_dir, tmp_path):
+    under("tent", 0.2)
+    under("tent", 0.3, "mixed")
+    assert setting_figures(load(runs_dir), tmp_path / "all") == []

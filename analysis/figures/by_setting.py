@@ -1,0 +1,132 @@
+"""The gain of each method under each setting: which method to use when."""
+
+import textwrap
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
+from ctta_bench.analysis.figure.dots import write_column
+from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.error_model import LEVEL
+from ctta_bench.analysis.table import notes
+from ctta_bench.analysis.table.compared import compared_with
+from ctta_bench.analysis.table.rows import metric_of, row_names, rows, source_row
+from ctta_bench.analysis.table.table import MISSING, signed
+from ctta_bench.analysis.tables.by_setting import settings_of, shared
+from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_time
+from ctta_bench.registry import BENCHMARKS, FIGURES, MODELS
+
+COLOURS = "PuOr_r"  # orange is worse, purple better; told apart with each kind of colour blindness
+STRONGEST = 90  # percentile of |gain| with the strongest colour: a few extremes leave the rest pale
+LETTERS = 11  # of a line of a head
+TEXT = (
+    "Gain of each method over source under each setting, in points: purple, positive: better; "
+    f"{BETTER}, {WORSE}: differs from source (p < {LEVEL}, Holm's correction within the column)"
+)
+
+
+@FIGURES.register_module("by_setting", place=15, of="all", kind="means")
+def setting_figures(
+    runs: Runs, stem: Path, canvas: Canvas = SCREEN
+) -> list[tuple[str, list[Path]]]:
+    """For each benchmark and model with several settings: what its figure shows, and its files."""
+    drawn = [(columns, gains(columns)) for columns in settings_of(runs)]
+    return [
+        (TEXT, _figure(columns, found, stem.with_name(f"by-setting-{number + 1}"), canvas))
+        for number, (columns, found) in enumerate(drawn)
+        if not found.empty
+    ]
+
+
+def gains(columns: dict[str, Runs]) -> pd.DataFrame:
+    """The gain of each method over source by setting; empty if source was run under none.
+
+    Columns method (label), setting (head), gain in points (positive: better), p_holm (corrected
+    within the setting, NaN without a test) and time (multiple of source's). Methods are sorted by
+    their mean gain, the best first.
+    """
+    cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
+    names, labels = row_names(cells)
+    name_of = dict(zip(cells["cell"], names, strict=True))
+    found = []
+    for head, group in columns.items():
+        of_group, metric = rows(group), metric_of(group)
+        source = source_row(of_group)
+        if source is None or np.isnan(source.mean):
+            continue
+        others = [row for row in of_group if row is not source and not np.isnan(row.mean)]
+        for one in compared_with(source, others, metric):
+            name = name_of[one.row.cells["cell"].iloc[0]]
+            gain = metric.gain(source.mean, one.row.mean)
+            time = relative_time(one.row, source)
+            found.append((name, labels[name], head, gain, one.p_holm, time))
+    frame = pd.DataFrame(found, columns=["name", "method", "setting", "gain", "p_holm", "time"])
+    order = frame.groupby("name", sort=False)["gain"].mean().sort_values(ascending=False).index
+    frame["name"] = pd.Categorical(frame["name"], order, ordered=True)
+    return frame.sort_values("name", kind="stable").reset_index(drop=True)
+
+
+def _figure(
+    columns: dict[str, Runs], found: pd.DataFrame, stem: Path, canvas: Canvas
+) -> list[Path]:
+    heads = [head for head in columns if head in set(found["setting"])]
+    table = found.pivot(index="name", columns="setting", values="gain")[heads]
+    sure = found.pivot(index="name", columns="setting", values="p_holm")[heads] < LEVEL
+    labels = found.drop_duplicates("name").set_index("name").loc[table.index, "method"]
+    times = found.groupby("name", observed=True)["time"].median().loc[table.index]
+    known = np.abs(table.to_numpy()[np.isfinite(table.to_numpy())])
+    strongest = max(float(np.percentile(known, STRONGEST)), 0.1)
+    group = columns[heads[0]]
+    cell = group.cells.iloc[0]
+    about = f"{BENCHMARKS.display_name(cell['benchmark'])} – {MODELS.display_name(cell['model'])}"
+    with canvas.drawing():
+        height = 1.6 + 0.24 * len(table)
+        figure = canvas.wide.figure((3.2 + 0.85 * len(heads), height), 0.7 + 0.155 * len(table))
+        axes = figure.subplots()
+        axes.pcolormesh(
+            np.arange(len(heads) + 1) - 0.5,
+            np.arange(len(table) + 1) - 0.5,
+            np.ma.masked_invalid(table.to_numpy()),
+            cmap=COLOURS,
+            norm=matplotlib.colors.Normalize(-strongest, strongest),
+            edgecolors="white",
+            linewidth=0.8,
+        )
+        for (line, column), gain in np.ndenumerate(table.to_numpy()):
+            text = MISSING
+            if np.isfinite(gain):
+                text = signed(gain)
+                if sure.to_numpy()[line, column]:
+                    text = f"{text} {BETTER if gain > 0 else WORSE}"
+            dark = np.isfinite(gain) and abs(gain) > 0.65 * strongest
+            axes.text(
+                column, line, text, ha="center", va="center", fontsize="small",
+                color="white" if dark else "black",
+            )  # fmt: skip
+        axes.set_yticks(range(len(table)), canvas.names(labels))
+        axes.set_xticks(
+            range(len(heads)),
+            [textwrap.fill(head.replace(", ", " "), LETTERS) for head in heads],
+            fontsize="small",
+        )
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_ylim(len(table) - 0.5, -0.5)
+        write_column(
+            axes, "time ×\nSource", [MISSING if np.isnan(t) else f"{t:.1f}" for t in times]
+        )
+        canvas.title(figure, f"Gain over Source by setting: {about}")
+        caption = (
+            f"{TEXT}. {about}. {shared(columns)}Rows are sorted by their mean gain; time is the "
+            f"median over the settings. {notes.upper_first(notes.holds_for(_seeds(group)))}. "
+            f"{MISSING}: not run. The colour is strongest from {strongest:.1f} points on."
+        )
+        return save_figure(figure, found.drop(columns="name"), stem, caption)
+
+
+def _seeds(group: Runs) -> int:
+    return int(group.cells["seed"].nunique())
