@@ -155,6 +155,7 @@ def save_figure(figure: Figure, drawn: pd.DataFrame, stem: Path, caption: str = 
     """
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=200)
+    figure.set_layout_engine("none")  # the others have the layout of the first
     figure.savefig(paths[1], metadata={"CreationDate": None})  # same runs, same bytes
     figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
     paths[2].write_text(csv_text(drawn), "utf-8")

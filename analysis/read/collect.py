@@ -51,7 +51,7 @@ _FEWEST = 500  # folders for a process: its start takes as long as reading that 
 _AT_ONCE = 500  # most folders per message to a process: with fewer it waits for this one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # == of frames gives no bool
 class Runs:
     """The runs below a directory.
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from ctta_bench.scoring.metric import EQUAL_DECIMALS, Metric
 SOURCE = "source"
 _ID_LENGTH = 8
 _WARMUP, _LENGTHS = "warmup_", ("epochs", "iterations")
+_ROWS: WeakKeyDictionary[Runs, list["Row"]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)  # == of frames and arrays gives no bool
@@ -96,6 +98,12 @@ class Row:
 
 def rows(runs: Runs) -> list[Row]:
     """The rows of one group: source first, then from the best mean to the worst, then the empty."""
+    if runs not in _ROWS:  # each table and figure of a report asks for them
+        _ROWS[runs] = _rows(runs)
+    return list(_ROWS[runs])
+
+
+def _rows(runs: Runs) -> list[Row]:
     names, labels = row_names(runs.cells)
     found = [
         _row(str(name), labels[str(name)], cells, runs) for name, cells in runs.cells.groupby(names)
