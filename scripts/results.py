@@ -47,17 +47,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "paid/side.csv": ("wrong_side", "tables/*fashion_vit-????????.csv"),
     "paid/layers.csv": ("layers", "tables/*fashion_vit-????????.csv"),
     "paid/rank.csv": ("rank", "tables/*fashion_vit-????????.csv"),
-    "paid/rank.png": ("rank", "figures/*-rank.png"),
     "paid/lambda.csv": ("lambda", "tables/*fashion_vit-????????.csv"),
-    "paid/lambda.png": ("lambda", "figures/*-std_weight.png"),
     "paid/source_samples.csv": ("source_samples", "tables/*fashion_vit-????????.csv"),
-    "paid/source_samples.png": ("source_samples", "figures/*-source_samples.png"),
     "paid/batch_size.csv": ("batch_size", "figures/*-batch_size.csv"),
-    "paid/batch_size.png": ("batch_size", "figures/*-batch_size.png"),
     "paid/ten_rounds.csv": ("ten_rounds", "tables/*fashion_vit-????????-rounds.csv"),
-    "paid/ten_rounds.png": ("ten_rounds", "figures/*-rounds.png"),
     "paid/settings_rate.csv": ("settings_rate", "tables/*fashion_vit-????????.csv"),
-    "paid/settings.png": ("settings", "figures/*-settings.png"),
     "paid/adapter_rate.csv": ("adapter_rate", "tables/*fashion_vit-????????.csv"),
     "paid/matched.csv": ("matched", "tables/*fashion_vit-????????.csv"),
     "paid/preprocessing_true.csv": (
@@ -72,9 +66,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "paid/orders.csv": ("orders", "tables/*fashion_vit-????????.csv"),
     "paid/geometry.csv": ("geometry_fashion", "tables/geometry-*-????????.csv"),
-    "paid/geometry.png": ("geometry_fashion", "figures/geometry-*-geometry.png"),
     "paid/cost.csv": ("cost", "tables/*fashion_vit-*-cost.csv"),
-    "paid/attention.png": ("attention", "figures/*-attention.png"),
     "scenes/tuned.csv": ("tune_scenes_c", "searched.csv"),
     "scenes/leaderboard.csv": ("scenes", "tables/*scenes_vit-????????-leaderboard.csv"),
     "scenes/vit.csv": ("scenes", "tables/*scenes_vit-????????.csv"),
@@ -83,8 +75,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),
     "streets/holdout.csv": ("holdout_streets", "tables/streets_acdc-*-????????-rounds.csv"),
     "streets/cost.csv": ("streets", "tables/streets_acdc-*-cost.csv"),
-    "streets/means.png": ("streets", "figures/streets_acdc-*-means.png"),
-    "streets/snow.png": ("streets", "figures/streets_acdc-*-pictures-snow.png"),
 }
 
 
