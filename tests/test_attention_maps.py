@@ -58,6 +58,7 @@ def test_the_geometry_of_real_cells_has_paid_s_zeros(runs, tmp_path):
     assert names == {".md", ".tex", ".bib", ".csv", ".png", ".pdf", ".svg", ".txt"}
 
 
+@pytest.mark.slow
 def test_source_weights_come_from_the_model_itself_where_no_source_was_kept(runs, tmp_path):
     alone = tmp_path / "runs"
     alone.mkdir()

@@ -498,12 +498,6 @@ def test_a_disk_without_space_gives_one_sentence_and_no_half_result(tmp_path: Pa
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_pipe_gets_no_progress_bar(command: Run) -> None:
-    done = command("run", "source", "toy", *PLUGIN)
-    assert done.returncode == 0
-    assert "img/s" not in done.stderr and "\x1b" not in done.stdout + done.stderr
-
-
 def test_shell_completion_is_offered(command: Run) -> None:
     # Which shell runs the tests is not what is tested.
     named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
@@ -511,8 +505,8 @@ def test_shell_completion_is_offered(command: Run) -> None:
     assert "complete" in done.stdout
 
 
-def test_a_user_s_method_file_runs_without_a_change_in_the_package(
-    command: Run, tmp_path: Path
+def test_a_user_s_method_file_runs_in_a_pipe_without_a_progress_bar(
+    command: Run, invoke: Invoke, tmp_path: Path
 ) -> None:
     (tmp_path / "my_method.py").write_text(
         '"""Mine."""\n'
@@ -526,9 +520,10 @@ def test_a_user_s_method_file_runs_without_a_change_in_the_package(
         "        return self.model(images)\n"
     )
     plugins = (*PLUGIN, "--plugin", "my_method.py")
-    assert "mine" in command("list", "methods", *plugins).stdout
-    (tmp_path / "g.yaml").write_text("methods: [mine, source]\nbenchmarks: [toy]\n")
-    assert "2 cells run" in command("grid", "g.yaml", *plugins).stdout
+    assert "mine" in invoke("list", "methods", *plugins).stdout
+    done = command("run", "mine", "toy", *plugins)
+    assert done.returncode == 0
+    assert "img/s" not in done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
 def test_the_loaded_model_is_the_registered_one() -> None:

@@ -18,7 +18,7 @@ from ctta_bench.datasets import fashion_rotation, streets_acdc
 OF_SEGMENTATION = {"paper/main_acdc"}
 NAMES = {n for n in experiment_files() if n.startswith(("paper/", "controls/"))} - OF_SEGMENTATION
 # The rest take minutes together.
-FAST = {"paper/geometry", "controls/wrong_side"}
+FAST = {"controls/wrong_side"}
 # What a page must contain in addition to its table of methods, in lower case.
 NEEDED = {
     "paper/geometry": ["geometry of adapted weights", "by construction"],

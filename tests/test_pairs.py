@@ -403,7 +403,10 @@ def test_the_source_accuracy_is_that_of_the_model_as_it_came(tmp_path: Path) -> 
 # -- numbers near the edge
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", *(pytest.param(p, marks=pytest.mark.slow) for p in ("bfloat16", "float16"))],
+)
 @pytest.mark.parametrize("name", sorted(NEEDS_A_VIT))
 def test_rows_of_zero_weights_cost_no_update_and_no_finite_number(
     name: str, precision: Any, monkeypatch: pytest.MonkeyPatch
@@ -463,6 +466,7 @@ def test_a_progress_line_and_the_size_of_the_source_change_no_bit(
 # -- the list of pairs
 
 
+@pytest.mark.slow  # it builds all methods on a ResNet-18
 def test_the_list_tells_counts_and_refusals_for_any_model_without_its_weights() -> None:
     rows = json.loads(
         invoke("list", "methods", "--model", "timm:resnet18", "--format", "json").stdout

@@ -66,9 +66,7 @@ def default_and_slow(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
         pytest.param(
             reader,
             setting,
-            marks=()
-            if setting in ("continual", "gradual") or reader == "cifar10_c"
-            else pytest.mark.slow,
+            marks=() if setting == "continual" or reader == "cifar10_c" else pytest.mark.slow,
         )
         for reader, setting in pairs
     ]

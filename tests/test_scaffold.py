@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from ctta_bench.cli import app
 
 
+@pytest.mark.slow
 def test_a_new_method_passes_its_test_and_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,8 +135,10 @@ def test_three_columns_are_refused():
         Canvas(3)
 
 
-@pytest.mark.parametrize("columns", [None, 1, 2])
-@pytest.mark.parametrize("methods", [("source",), ("tent",), ("source", "tent")])
+@pytest.mark.parametrize("columns", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "methods", [("source",), ("tent",), pytest.param(("source", "tent"), marks=pytest.mark.slow)]
+)
 def test_one_or_two_methods_have_room_in_every_figure(methods, columns, cell, runs_dir):
     for method in methods:
         cell(method, [{"fog": 0.3, "snow": 0.2}] * 3, n=20)
