@@ -94,7 +94,7 @@ debian = @command -v $(1) >/dev/null || \
 
 test-browser: .venv/.browser .venv/.docs ## a report's page and the docs in headless Chromium (Debian, root)
 	$(call debian,chromium,chromium)
-	CTTA_NEEDS_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
+	CTTA_NEEDS_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile \
 	  tests/analysis/test_page_in_browser.py \
 	  tests/analysis/test_site_in_browser.py tests/test_docs_site.py $(ARGS)
 
