@@ -98,6 +98,7 @@ def _draw_bands(
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axes.axvspan(start, end, color="#F1F1F1" if number % 2 else "white", lw=0, zorder=0)
     axes.set_xlim(0, ends[-1])
+    axes.locator_params(axis="x", nbins=canvas.pick(8, 4))
     above: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": "small"}
     if len(bands) <= min(MAX_BANDS, NAMES_PER_INCH * width):
         upright = len(bands) > canvas.pick(6, 4)
