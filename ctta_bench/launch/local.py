@@ -150,6 +150,7 @@ class Pool:
         self.broken: list[str] = []
         self.signal_name: Callable[[], str] = lambda: ""
         self._reported: dict[int, int] = {}
+        self._events_before: dict[int, int] = {}  # in the journal, when the process was started
 
     def run(self, on_event: OnEvent = lambda event: None) -> None:
         """Run the workers to their end; `on_event` is called with the events of their steps.
@@ -178,6 +179,7 @@ class Pool:
             process.send_signal(number)
 
     def _start(self, worker: int) -> None:
+        self._events_before[worker] = len(self.launch.journal(worker).read())
         with signals_blocked():
             self.processes[worker] = start(self.launch, worker, self.devices[worker])
 
@@ -199,8 +201,8 @@ class Pool:
     def _has_finished(self, worker: int, code: int) -> bool:
         """Whether a worker has finished, by the exit code of its process.
 
-        If not, its current step is recorded as failed, or was cancelled, and a new process has to
-        continue. Raises RunError if the process died before its first step.
+        If not, its current step, if it had one, is recorded as failed, or was cancelled, and a new
+        process has to continue. Raises RunError if the process died before its first step.
         """
         journal = self.launch.journal(worker)
         if code == INTERRUPTED:
@@ -215,10 +217,15 @@ class Pool:
             return True
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         reason = f"its process ended with {how}: it ran out of memory or was killed"
-        if not fail_open_step(self.launch, worker, reason):
+        if not fail_open_step(self.launch, worker, reason) and not self._took_steps(worker):
             said = last_line(self.launch.log(worker))
             raise RunError(f"its worker ended with {how} before its first cell: {said}")
         return False
+
+    def _took_steps(self, worker: int) -> bool:
+        """Whether the last process of a worker has begun a step; it may have died after it."""
+        events = self.launch.journal(worker).read()[self._events_before[worker] :]
+        return any("step" in event for event in events)
 
     def _report(self, on_event: OnEvent) -> None:
         """Call `on_event` with each new event of a step in the workers' journals."""

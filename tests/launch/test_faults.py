@@ -6,6 +6,7 @@ second one, no memory (test_local.py); nodes, time-outs and signals (tests/slurm
 """
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -24,6 +25,7 @@ from ctta_bench.run.options import RunOptions
 from tests.launches import PLUGINS, batches, call, grid, slow, start, states, until, without_times
 from tests.launches import write_grid as write
 
+TESTS = Path(__file__).parents[1]
 pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.timeout(600)]
 
 
@@ -203,3 +205,17 @@ def test_a_living_run_of_this_host_is_running_whatever_the_clock_shows(
             monkeypatch.setattr(time, "time", lambda moved=now + 3600 * hours: moved)
             assert states(tmp_path) == ["running"]
     assert call("status", tmp_path).exit_code == 1
+
+
+def test_every_fault_of_the_docs_names_a_test_that_exists() -> None:
+    """Third column: `FILE`: words, words; each in the name of a test of that file."""
+    text = (TESTS.parent / "docs/slurm.md").read_text("utf-8").partition("## Faults")[2]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    found = {fault: tests.split("; ") for fault, _, tests in rows[2:]}
+    assert len(found) > 15
+    for fault, tests in found.items():
+        for file, words in (re.fullmatch("`(.+)`: (.+)", test).groups() for test in tests):  # type: ignore[union-attr]
+            names = re.findall(r"^def test_(\w+)", (TESTS / file).read_text("utf-8"), re.M)
+            spaced = " ".join(names).replace("_", " ")
+            missing = [each for each in words.split(", ") if each not in spaced]
+            assert not missing, f"{fault}: {file} has no test of {missing}"

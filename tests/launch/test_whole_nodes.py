@@ -1,7 +1,9 @@
 """Jobs with several workers: each GPU has its workers, and none waits while there are cells."""
 
+import json
 import os
 import random
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctta_bench.errors import ConfigError
-from ctta_bench.launch.local import devices_of, divide_resources, environment_of
+from ctta_bench.launch.local import Pool, devices_of, divide_resources, environment_of
 from ctta_bench.launch.plan import Launch
 from ctta_bench.launch.profiles import Profile, load_profile
 from ctta_bench.launch.work import _claimed
@@ -94,6 +96,56 @@ def test_a_job_has_its_own_workers_and_ends_with_the_last_of_its_cells(tmp_path:
     launch.journal(3).write(step="cell3", state="failed")
     assert not launch.unfinished(1)
     assert launch.unfinished(0)
+
+
+def run_scripts(launch: Launch, monkeypatch: pytest.MonkeyPatch, *scripts: str) -> Pool:
+    """Run a pool of one worker whose processes are shell scripts; `$J` is its journal."""
+    left = list(scripts)
+
+    def start(launch: Launch, worker: int, device: str | None) -> "subprocess.Popen[bytes]":
+        environment = os.environ | {"J": str(launch.journal(worker).file)}
+        with launch.log(worker).open("ab") as log:
+            return subprocess.Popen(["sh", "-c", left.pop(0)], env=environment, stdout=log)
+
+    monkeypatch.setattr("ctta_bench.launch.local.start", start)
+    pool = Pool(launch, launch.workers_of(0))
+    pool.run()
+    assert left == []
+    return pool
+
+
+def say(state: str, step: str = "") -> str:
+    """A shell line that writes an event."""
+    event = {"state": state} | ({"step": step} if step else {})
+    return f"echo '{json.dumps(event)}' >>$J; "
+
+
+def test_a_worker_that_cannot_begin_is_not_started_again_and_its_reason_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = job_of(tmp_path, 2, 1)
+    pool = run_scripts(launch, monkeypatch, say("started") + "echo no such plug-in; exit 1")
+    reason = "its worker ended with exit code 1 before its first cell: no such plug-in"
+    assert pool.broken == [reason] and launch.journal(0).broken() == reason
+
+
+def test_a_worker_that_is_killed_between_two_cells_continues_with_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = job_of(tmp_path, 2, 1)
+    first = say("started") + say("running", "cell0") + say("done", "cell0") + "kill -KILL $$"
+    second = say("started") + say("running", "cell1") + say("done", "cell1")
+    pool = run_scripts(launch, monkeypatch, first, second)
+    assert (pool.broken, launch.unfinished(0)) == ([], False)
+
+
+def test_a_process_that_dies_at_once_after_one_that_ran_cells_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = job_of(tmp_path, 2, 1)
+    first = say("started") + say("running", "cell0") + say("done", "cell0") + "kill -KILL $$"
+    pool = run_scripts(launch, monkeypatch, first, "kill -KILL $$")
+    assert "signal SIGKILL before its first cell" in pool.broken[0]
 
 
 @pytest.mark.parametrize(
