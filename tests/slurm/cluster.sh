@@ -7,6 +7,8 @@
 #   cluster.sh env               the lines that a shell needs:  eval "$(cluster.sh env)"
 #   cluster.sh lose NODE         the node dies: its slurmd, its step daemons and its jobs, at once
 #   cluster.sh bring NODE        it comes back
+#   cluster.sh away              the controller dies at once; jobs run on
+#   cluster.sh back              it comes back, with its state
 #   cluster.sh stop              ends what start began, and removes $CTTA_SLURM_DIR
 #
 # CTTA_SLURM_DIR   $HOME/.ctta-slurm     everything that is written lies here
@@ -219,6 +221,11 @@ lose() {
     scontrol update nodename="$1" state=down reason=lost
 }
 bring() { start_node "$1"; }
+away() { finish slurmctld KILL; }
+back() {
+    begin slurmctld slurmctld -D -f "$SLURM_CONF"
+    until_works slurmctld scontrol ping
+}
 
 stop() {
     local name
@@ -233,7 +240,7 @@ stop() {
 }
 
 case ${1:-} in
-install | start | stop) "$1" ;;
+install | start | stop | away | back) "$1" ;;
 lose | bring) [ -n "${2:-}" ] || fail "$1 which node?"; "$1" "$2" ;;
 env) printf 'export SLURM_CONF=%q PATH=%q\n' "$SLURM_CONF" "$PATH" ;;
 *) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
