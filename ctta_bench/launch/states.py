@@ -103,6 +103,8 @@ class Evidence:
 
 def judge(known: Evidence) -> tuple[str, str]:
     """The state of a cell, and the reason."""
+    if known.folder == "running" and known.cancelled:
+        return "running", f"{known.reason}; is being cancelled"
     if known.folder in ("done", "running"):
         return known.folder, known.reason
     if not known.executor:
@@ -197,7 +199,8 @@ def _after(known: Evidence) -> tuple[str, str]:
 
 
 def _cancelled(known: Evidence) -> tuple[str, str]:
-    return "cancelled", f"cancelled at batch {known.done}"
+    place = f"at batch {known.done}" if known.done else "before its first batch"
+    return "cancelled", f"cancelled {place}"
 
 
 def _stopped(known: Evidence, signal: str) -> tuple[str, str]:

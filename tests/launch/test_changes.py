@@ -40,7 +40,7 @@ def test_cancel_takes_cells_and_patterns_and_leaves_the_others(
     shown = call("cancel", tmp_path / "trial", which)
     assert (shown.exit_code, "1 cells cancelled" in shown.stdout) == (0, True)
     assert (tmp_path / "ended").read_text() == "7_1\n"
-    assert state(tmp_path / "trial", "tent-b") == ("cancelled", "cancelled at batch 0")
+    assert state(tmp_path / "trial", "tent-b") == ("cancelled", "cancelled before its first batch")
     assert state(tmp_path / "trial")[0] == "queued"
 
 

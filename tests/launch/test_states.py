@@ -62,9 +62,9 @@ WALKS: dict[str, list[tuple[Evidence, Evidence, str]]] = {
         (SLURM, replace(SLURM, job="TIMEOUT", started=True), "timeout after 0 of ? batches"),
     ],
     "queued -> cancelled": [
-        (SLURM, replace(SLURM, cancelled=True), "cancelled at batch 0"),
-        (SLURM, replace(SLURM, job="CANCELLED"), "cancelled at batch 0"),
-        (POOL, replace(POOL, cancelled=True), "cancelled at batch 0"),
+        (SLURM, replace(SLURM, cancelled=True), "cancelled before its first batch"),
+        (SLURM, replace(SLURM, job="CANCELLED"), "cancelled before its first batch"),
+        (POOL, replace(POOL, cancelled=True), "cancelled before its first batch"),
     ],
     "queued -> missing": [
         (SLURM, replace(SLURM, submission=Submission("refused", "QOSMaxSubmit"), job=""),
@@ -118,6 +118,13 @@ WALKS: dict[str, list[tuple[Evidence, Evidence, str]]] = {
         (PREEMPTED, replace(PREEMPTED, cancelled=True), "cancelled at batch 4"),
     ],
 }  # fmt: skip
+
+
+def test_a_running_cell_that_was_cancelled_is_said_to_be() -> None:
+    assert judge(replace(OWNED, cancelled=True)) == (
+        "running",
+        "at batch 4 of 10; is being cancelled",
+    )
 
 
 def edges() -> list[str]:
