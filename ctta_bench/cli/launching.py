@@ -265,6 +265,9 @@ def grid(
         failed_alone=options.retry == "failed",
         force_retry=options.force_retry,
     )
+    if options.retry == "failed" and not chosen.todo and not chosen.outcome.failed:
+        typer.echo(f"{directory}: no cell has failed.")
+        return
     for step, reason in list(chosen.again.items())[:FEW_FAILURES]:
         print_error(f"{step}: {reason}", "failed before, runs again")
     if (more := len(chosen.again) - FEW_FAILURES) > 0:

@@ -132,6 +132,13 @@ def test_a_deterministic_failure_is_not_run_again_without_a_word(tmp_path: Path)
     assert (wrong.exit_code, "--force-retry is for --retry" in wrong.stderr) == (2, True)
 
 
+@pytest.mark.usefixtures("toy")
+def test_without_a_failed_cell_a_retry_says_so(tmp_path: Path) -> None:
+    file, runs = write_grid(tmp_path, "source"), tmp_path / "runs"
+    result = call("grid", file, *PLUGINS, "--out", runs, "--executor", "debug", "--retry", "failed")
+    assert (result.exit_code, result.stdout) == (0, f"{runs}: no cell has failed.\n")
+
+
 def test_logs_of_earlier_attempts_are_shown(make: Make, slurm: Ask, tmp_path: Path) -> None:
     folder = make("tent-a", 4, failed__json={"reason": "no memory"})
     for word in ("first", "second"):
