@@ -19,7 +19,6 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from ctta_bench.datasets.io.decoding import as_rgb, opened
 from ctta_bench.datasets.making.strengths import CORRUPTIONS, HOLD_OUT
@@ -58,6 +57,8 @@ def _speckle_noise(image: U8, rng: RandomState, sigma: float) -> Floats:
 
 
 def _smooth(x: Floats, sigma: float, mode: str = "nearest", truncate: float = 4) -> Floats:
+    from scipy import ndimage  # slow to import, and needed only where data are made
+
     return np.asarray(ndimage.gaussian_filter(x, sigma, axes=(0, 1), mode=mode, truncate=truncate))
 
 
@@ -129,6 +130,8 @@ def _centre(x: Floats, height: int, width: int) -> Floats:
 
 def _clipped_zoom(x: Floats, factor: float) -> Floats:
     """The centre of x, enlarged by `factor` (bilinear) to the size of x."""
+    from scipy import ndimage  # slow to import, and needed only where data are made
+
     height, width = x.shape[:2]
     crop = _centre(x, int(np.ceil(height / factor)), int(np.ceil(width / factor)))
     return _centre(ndimage.zoom(crop, (factor, factor, 1)[: x.ndim], order=1), height, width)
@@ -265,6 +268,8 @@ def _contrast(image: U8, rng: RandomState, factor: float) -> Floats:
 
 
 def _elastic_transform(image: U8, rng: RandomState, *level: float) -> Floats:
+    from scipy import ndimage  # slow to import, and needed only where data are made
+
     (alpha, sigma, reach), (height, width) = level, image.shape[:2]
     arm, centre = min(height, width) // 3, np.array([width // 2, height // 2])
     before = (centre + arm * np.array([[1, 1], [1, -1], [-1, -1]])).astype(np.float32)
