@@ -75,13 +75,14 @@ def fill(disk: Path, name: str) -> Path:
     return file
 
 
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_resumes(
-    disk: Path, tmp_path: Path, whole: dict[str, Any]
+    jobs: int, disk: Path, tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     runs = disk / "runs"
     file = write(tmp_path, slow(0.2), slow(0.2, lr=0.01))
     options = ("--checkpoint", 2, "--out", runs)
-    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2, *options)
+    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", jobs, *options)
     cell = until(lambda: next((c for c in runs.glob("slow-*") if batches(c) >= 4), None))
     filling = [fill(disk, "first")]
     output, errors = launcher.communicate(timeout=120)

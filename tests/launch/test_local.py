@@ -1,27 +1,32 @@
 """The pool of this machine: never more than asked for, devices dealt out, and every fault survived.
 
-Each test begins processes that load torch, so that there are few of them.
+Processes that load torch take most of the time, so that several tests look at the same pool.
 """
 
+import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from ctta_bench.config.experiment import expand, load_experiment
 from ctta_bench.errors import ConfigError
 from ctta_bench.launch.begin import select
 from ctta_bench.launch.local import divide_resources
 from ctta_bench.launch.steps import schedule
+from ctta_bench.registry import load_plugin
+from tests.conftest import _forgetting_plugins
 from tests.launches import (
     PLUGINS,
+    SLOW,
     batches,
     call,
     grid,
@@ -73,42 +78,84 @@ def undisturbed(folder: Path) -> dict[str, Any]:
     return without_times(cell)
 
 
-def test_a_pool_holds_its_size_and_gives_each_worker_its_accelerator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    seen = tmp_path / "look.py"
-    seen.write_text(
-        "import os, pathlib, torch\n"
-        "from ctta_bench.methods.tent import Tent\n"
-        "from ctta_bench.registry import METHODS\n"
-        "@METHODS.register_module('look')\n"
-        "class Look(Tent):\n"
-        "    def setup(self):\n"
-        "        super().setup()\n"
-        f"        file = pathlib.Path({str(tmp_path / 'seen')!r}) / str(os.getpid())\n"
-        "        threads = os.environ['OMP_NUM_THREADS']\n"
-        "        file.write_text(os.environ['CUDA_VISIBLE_DEVICES'] + ' ' + threads)\n"
-    )
-    (tmp_path / "seen").mkdir()
-    file = write_grid(tmp_path, "look", more="seeds: [0, 1, 2, 3, 4]")
-    most, stop = [0], threading.Event()
+@pytest.fixture(scope="module")
+def memory_group() -> Iterator[list[str]]:
+    """The fate of a cell that the kernel ends for want of memory; none where there is no cgroup."""
+    root = next((r for r in (CGROUPS / "memory", CGROUPS) if (r / "cgroup.procs").exists()), None)
+    group = CGROUPS if root is None else root / f"ctta-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield []
+        return
+    limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+    try:
+        (group / limit).write_text(str(64 * 2**20))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CTTA_MEMORY_GROUP", str(group))
+            yield ["oom"]
+    except OSError:
+        yield []
+    finally:
+        group.rmdir()
+
+
+LOOK = """
+import os, pathlib
+(pathlib.Path({folder!r}) / str(os.getpid())).write_text(
+    os.environ["CUDA_VISIBLE_DEVICES"] + " " + os.environ.get("OMP_NUM_THREADS", "")
+)
+"""
+FATES = ("raise", "exit", "leave", "kill", "memory")
+
+
+@dataclass
+class Ran:
+    """A grid that a pool on two pretended GPUs has run, with cells of each fate.
+
+    most: workers at the same time. seen: device and threads of each process. fates: those of the
+    cells.
+    """
+
+    file: Path
+    runs: Path
+    result: Result
+    most: int
+    seen: list[list[str]]
+    fates: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, memory_group: list[str]) -> Ran:
+    folder, fates = tmp_path_factory.mktemp("pool"), (*FATES, *memory_group)
+    look, seen, runs = folder / "look.py", folder / "seen", folder / "runs"
+    look.write_text(LOOK.format(folder=str(seen)))
+    seen.mkdir()
+    file = write_grid(folder, *(slow(0.0, fate=fate) for fate in fates), "source", "tent")
+    counts, stop = [0], threading.Event()
 
     def sample() -> None:
         while not stop.wait(0.1):
-            most[0] = max(most[0], len(workers_of(Path("runs/trial"))))
+            counts.append(len(workers_of(runs)))
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    result = call("grid", file, *PLUGINS, "--plugin", seen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+        with contextlib.contextmanager(_forgetting_plugins)():
+            result = call("grid", file, *PLUGINS, "--plugin", look, "--out", runs)
     stop.set()
     sampler.join()
-    assert result.exit_code == 0, result.output
-    assert "5 cells run" in result.stdout
-    assert most == [2]  # without --jobs: one a device
-    (tmp_path / "seen" / str(os.getpid())).unlink()  # the check of the grid makes the method, too
-    devices = sorted(file.read_text().split()[0] for file in (tmp_path / "seen").iterdir())
-    assert devices == ["2", "5"]
+    (seen / str(os.getpid())).unlink()  # this process loads the plug-in, too
+    found = [text.read_text().split() for text in seen.iterdir()]
+    return Ran(file, runs, result, max(counts), found, fates)
+
+
+def test_a_pool_holds_its_size_and_gives_each_worker_its_accelerator(ran: Ran) -> None:
+    assert ran.most == 2  # without --jobs: one a device
+    assert {device for device, _ in ran.seen} == {"2", "5"}
+    deaths = sum(fate in ("leave", "kill", "oom") for fate in ran.fates)
+    assert len(ran.seen) == 2 + deaths  # a process for each that died, and no other
 
 
 @pytest.mark.parametrize(
@@ -170,62 +217,51 @@ def test_a_pool_warns_if_more_threads_would_run_than_there_are_cores(
     assert words in warning and bool(words) == bool(warning)
 
 
-@pytest.fixture
-def memory_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The fate of a cell that the kernel ends for want of memory; none where there is no cgroup."""
-    root = next((r for r in (CGROUPS / "memory", CGROUPS) if (r / "cgroup.procs").exists()), None)
-    group = CGROUPS if root is None else root / f"ctta-bench-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        yield []
-        return
-    limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
-    try:
-        (group / limit).write_text(str(64 * 2**20))
-        monkeypatch.setenv("CTTA_MEMORY_GROUP", str(group))
-        yield ["oom"]
-    except OSError:
-        yield []
-    finally:
-        group.rmdir()
-
-
-def test_a_pool_survives_what_its_cells_do_and_runs_those_again_that_failed(
-    tmp_path: Path, memory_group: list[str]
-) -> None:
-    fates = ("raise", "exit", "leave", "kill", "memory", *memory_group)
-    file = write_grid(tmp_path, *(slow(0.0, fate=fate) for fate in fates), "source", "tent")
-    result = grid(file, "--jobs", 2)
-    assert result.exit_code == 1
-    assert f"2 cells run, 0 were done before, {len(fates)} failed" in result.stdout
-    found = rows(tmp_path / "runs/trial")
+def test_a_pool_survives_what_its_cells_do(ran: Ran) -> None:
+    assert ran.result.exit_code == 1
+    assert f"2 cells run, 0 were done before, {len(ran.fates)} failed" in ran.result.stdout
+    found = rows(ran.runs)
     reasons = " ".join(row["reason"] for row in found.values() if row["state"] == "failed")
     assert re.search("too much", reasons) and re.search("can't allocate memory", reasons)
-    assert len(re.findall("SIGKILL: it ran out of memory", reasons)) == 1 + len(memory_group)
+    deaths = sum(fate in ("kill", "oom") for fate in ran.fates)
+    assert len(re.findall("SIGKILL: it ran out of memory", reasons)) == deaths
     assert re.search(r"sys\.exit\(0\)", reasons) and re.search("exit code 0", reasons)
-    traceback = [
-        (tmp_path / "runs/trial" / cell / "log.txt").read_text()
-        for cell, row in found.items()
-        if "too much" in row["reason"]
-    ]
-    assert "Traceback" in traceback[0]
+    (raised,) = (cell for cell, row in found.items() if "too much" in row["reason"])
+    assert "Traceback" in (ran.runs / raised / "log.txt").read_text()
     # What a process printed last stays with the cell that it died in.
-    gone = next(cell for cell, row in found.items() if "exit code 0" in row["reason"])
-    assert f"{gone}: batch 0 of 15" in (tmp_path / "runs/trial" / gone / "log.txt").read_text()
-    # The same command, and --retry, begin those again and touch no other.
-    steps = schedule(expand(load_experiment(str(file))))
+    (gone,) = (cell for cell, row in found.items() if "exit code 0" in row["reason"])
+    assert f"{gone}: batch 0 of 15" in (ran.runs / gone / "log.txt").read_text()
+
+
+def test_the_same_command_and_retry_run_those_cells_again_that_failed(ran: Ran) -> None:
+    load_plugin(str(SLOW))
+    steps = schedule(expand(load_experiment(str(ran.file))))
+    found = rows(ran.runs)
     failed = {cell for cell, row in found.items() if row["state"] == "failed"}
     for alone in (False, True):
-        chosen = select(steps, tmp_path / "runs/trial", failed_alone=alone, force_retry=alone)
+        chosen = select(steps, ran.runs, failed_alone=alone, force_retry=alone)
         assert {step.id for step in chosen.todo} == set(chosen.again) == failed
         assert len(chosen.outcome.kept) == (0 if alone else 2)
     # An error of its code would come again; what ended the others may not.
-    chosen = select(steps, tmp_path / "runs/trial", failed_alone=True)
+    chosen = select(steps, ran.runs, failed_alone=True)
     (left,) = chosen.outcome.failed
     assert "too much" in found[left]["reason"]
     assert "--force-retry" in chosen.outcome.failed[left]
     assert {step.id for step in chosen.todo} == failed - {left}
+
+
+def test_a_pool_s_plan_is_text_and_results_are_read_without_it(ran: Ran) -> None:
+    (launch,) = ran.runs.glob(".launch/*")
+    lines = [json.loads(line) for line in (launch / "steps.jsonl").read_text().splitlines()]
+    assert {line["request"]["method"] for line in lines} == {"source", "tent", "slow"}
+    assert (launch / "launch.json").stat().st_mode & 0o077 == 0
+    before = states(ran.runs)
+    launch.parent.rename(ran.runs.parent / "launches")
+    try:
+        assert states(ran.runs) == before
+        assert call("report", ran.runs).exit_code == 0
+    finally:
+        (ran.runs.parent / "launches").rename(launch.parent)
 
 
 def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes(
@@ -243,48 +279,44 @@ def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes
     assert all((cell / "state.pt").is_file() for cell in cells)
     assert not list(runs.rglob("*.tmp")) and not list(runs.rglob("result.json"))
     assert states(runs) == ["cancelled"] * 2
-    assert grid(file, "--jobs", 2).exit_code == 0
+    resumed = grid(file, "--executor", "debug")
+    assert resumed.exit_code == 0, resumed.output
     assert all("resumed after" in (cell / "log.txt").read_text() for cell in cells)
     first = next(cell for cell in cells if "-seed0-" in cell.name)
     assert without_times(first) == undisturbed(tmp_path)
 
 
-def test_workers_outlive_a_launcher_that_is_killed_and_a_second_one_takes_nothing_from_them(
+def test_workers_outlive_a_launcher_that_is_killed_a_second_one_takes_nothing_and_cancel_ends_them(
     tmp_path: Path,
 ) -> None:
-    file = write_grid(tmp_path, slow(0.3), more="seeds: [0, 1]")
+    file = write_grid(tmp_path, slow(0.5), more="seeds: [0, 1]")
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
     cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
     until(lambda: all(batches(cell) >= 1 for cell in cells))
-    launcher.kill()
-    launcher.wait()  # its pipes stay open as long as the workers, which have them, too
     workers = workers_of(runs)
+    # The launcher is the direct parent of the worker processes.
+    assert {parent_of(pid) for pid in workers} == {launcher.pid}
+    launcher.kill()
+    launcher.wait()
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)  # so that they do not end before the second one looks
     try:
         second = grid(file, "--executor", "debug")
+        before = [batches(cell) for cell in cells]
     finally:
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
     assert (second.exit_code, "2 run elsewhere" in second.stdout) == (1, True)
-    until(lambda: states(runs) == ["done"] * 2)
+    until(lambda: all(batches(c) > n for c, n in zip(cells, before, strict=True)), what="progress")
+    assert states(runs) == ["running"] * 2
+    assert "2 processes on this machine stopped" in call("cancel", runs).stdout
+    until(lambda: workers_of(runs) == [], what="the end of the workers")
     launcher.communicate()
-    assert all(row["attempt"] == 1 for row in rows(runs).values())
-    assert "2 were done before" in grid(file, "--jobs", 2).stdout
-
-
-def test_cancel_ends_a_pool_from_another_terminal(tmp_path: Path) -> None:
-    file = write_grid(tmp_path, slow(1.0), "source")
-    runs = tmp_path / "runs/trial"
-    launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
-    until(lambda: any(batches(cell) for cell in runs.glob("slow-*")))
-    # The launcher is the direct parent of the worker processes.
-    assert {parent_of(pid) for pid in workers_of(runs)} == {launcher.pid}
-    assert "processes on this machine stopped" in call("cancel", runs).stdout
-    launcher.communicate(timeout=60)
-    assert workers_of(runs) == []
-    assert "cancelled" in states(runs)
+    assert states(runs) == ["cancelled"] * 2
+    resumed = grid(file, "--executor", "debug")
+    assert resumed.exit_code == 0, resumed.output
+    assert all(row["attempt"] == 2 for row in rows(runs).values())
 
 
 @pytest.mark.slow
@@ -301,16 +333,3 @@ def test_names_with_spaces_and_quotes_work_and_secrets_stay_out_of_the_folders(
     assert not list(tmp_path.rglob("hacked"))
     texts = [f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()]
     assert not [text for text in texts if b"s3cr3t" in text]
-
-
-def test_a_pool_s_plan_is_text_and_results_are_read_without_it(tmp_path: Path) -> None:
-    file, runs = write_grid(tmp_path, "source", "tent"), tmp_path / "runs/trial"
-    assert grid(file, "--jobs", 2).exit_code == 0
-    (launch,) = runs.glob(".launch/*")
-    lines = [json.loads(line) for line in (launch / "steps.jsonl").read_text().splitlines()]
-    assert {line["request"]["method"] for line in lines} == {"source", "tent"}
-    assert (launch / "launch.json").stat().st_mode & 0o077 == 0
-    before = states(runs)
-    shutil.rmtree(runs / ".launch")
-    assert states(runs) == before == ["done"] * 2
-    assert call("report", runs).exit_code == 0
