@@ -4,8 +4,8 @@ The tests marked gpu; the cost of methods on ViT-B/16 at batches of 64 in float3
 bfloat16, whose records are files for `grid --dry-run --throughput`; the same forward pass and TENT
 step eager, compiled and as a CUDA graph; how fast images are read next to how fast Source
 predicts; and runs that are interrupted and must resume bit-identically. Weights and images are
-random or made here. With --cpu it is a rehearsal with a small network. A step that finds no time
-left is skipped, and named.
+random or made here. With --cpu it is a rehearsal with a small network. Each step has a time by
+which it ends; one that is stopped then, or finds no time left, says so.
 """
 
 import argparse
@@ -23,7 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 
-BUDGET = 480.0  # seconds
+MINUTES = 8.0
+# The share of the time by which a step has ended; what it leaves is for the steps after it.
+ENDS = {
+    "device": 0.04,
+    "tests": 0.2,
+    "cost, float32": 0.36,
+    "cost, tf32": 0.47,
+    "cost, bfloat16": 0.58,
+    "plan": 0.62,
+    "forms": 0.84,
+    "loader": 0.92,
+    "resume": 0.99,
+}
+OVER = "stopped, its time was over"
 METHODS = ("source", "tent", "sar", "eata", "pseudo_label", "paid", "lora", "rotta")
 VIT = "timm:vit_base_patch16_224"
 SMALL = "timm:test_vit"
@@ -34,11 +47,15 @@ RESUMED = ("tent", "paid", "rotta")
 
 @dataclass
 class Check:
-    """One call: its folder, device and time. outcomes: a sentence for each step."""
+    """One call: its folder, device and time.
+
+    until: seconds after the start by which the step has ended. outcomes: a sentence for each step.
+    """
 
     out: Path
     is_cpu: bool
     began: float
+    until: float
     outcomes: dict[str, str]
 
     @property
@@ -48,8 +65,8 @@ class Check:
 
     @property
     def left(self) -> float:
-        """Seconds."""
-        return BUDGET - (time.monotonic() - self.began)
+        """Seconds of the step."""
+        return self.until - (time.monotonic() - self.began)
 
     @property
     def model(self) -> str:
@@ -61,28 +78,29 @@ class Check:
         """Of the measured steps."""
         return 4 if self.is_cpu else 64
 
-    def command(self, *words: str, flags: str = "") -> str:
-        """Run `ctta-bench WORDS`; `flags` is Python run before. RuntimeError where it fails."""
+    def command(self, *words: str, flags: str = "pass") -> "subprocess.CompletedProcess[str]":
+        """Run `ctta-bench WORDS`; `flags` is Python run before."""
         code = f"import sys, torch; {flags}; from ctta_bench.cli import main; main()"
         return self.process([sys.executable, "-c", code, *words])
 
-    def process(self, words: list[str]) -> str:
-        """The output of a process, which ends when the time is over. RuntimeError if it fails."""
+    def process(self, words: list[str]) -> "subprocess.CompletedProcess[str]":
+        """A process that ended. RuntimeError if it fails, TimeoutError when the time is over."""
         try:
             done = subprocess.run(
                 words, capture_output=True, text=True, timeout=max(self.left, 1), check=False
             )
         except subprocess.TimeoutExpired:
-            raise RuntimeError("stopped, the time was over") from None
+            raise TimeoutError(OVER) from None
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or ["failed"])[-1])
-        return done.stdout
+        return done
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("folder", nargs="?", type=Path, default=Path("gpu-check"))
     parser.add_argument("--cpu", action="store_true", help="a rehearsal, without a GPU")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"{MINUTES:g}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -90,23 +108,38 @@ def run(options: argparse.Namespace) -> int:
     if not options.cpu and not torch.cuda.is_available():
         print("error: torch finds no GPU; rehearse with --cpu", file=sys.stderr)
         return 2
-    check = Check(options.folder, options.cpu, time.monotonic(), {})
+    seconds = 60 * options.minutes
+    check = Check(options.folder, options.cpu, time.monotonic(), seconds, {})
     check.out.mkdir(parents=True, exist_ok=True)
     steps: dict[str, Callable[[Check], str]] = {"device": _device, "tests": _tests}
     for precision in PRECISIONS:
         steps[f"cost, {precision}"] = lambda check, p=precision: _cost(check, p)
     steps |= {"plan": _plan, "forms": _forms, "loader": _loader, "resume": _resume}
     failed = False
+    signal.signal(signal.SIGALRM, _stop)
     for name, step in steps.items():
+        check.until = seconds * ENDS[name]
         try:
-            outcome = step(check) if check.left > 5 else "skipped: no time left"
-        except RuntimeError as error:
-            outcome, failed = f"FAILED: {error}", True
+            if check.left > 1:
+                signal.setitimer(signal.ITIMER_REAL, check.left)
+                outcome = step(check)
+            else:
+                outcome = "skipped: no time left"
+        except TimeoutError as error:
+            outcome = str(error)
+        except Exception as error:  # the steps after it are of use without it
+            outcome, failed = f"FAILED: {type(error).__name__}: {error}", True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         check.outcomes[name] = outcome
         print(f"{name}: {outcome}", flush=True)
         (check.out / "check.json").write_text(json.dumps(check.outcomes, indent=1) + "\n")
-    print(f"{480 - check.left:.0f} s; records in {check.out}")
+    print(f"{time.monotonic() - check.began:.0f} s; records in {check.out}")
     return int(failed)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise TimeoutError(OVER)
 
 
 def _device(check: Check) -> str:
@@ -118,7 +151,7 @@ def _tests(check: Check) -> str:
     words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
     if check.is_cpu:
         return "skipped: they need a GPU"
-    return check.process(words).strip().splitlines()[-1]
+    return check.process(words).stdout.strip().splitlines()[-1]
 
 
 def _cost(check: Check, precision: str) -> str:
@@ -133,17 +166,24 @@ def _cost(check: Check, precision: str) -> str:
         *("--precision", "float32" if precision == "tf32" else precision),
         *("--repeats", str(REPEATS), "--out", str(check.out / precision), "--format", "json"),
     ]
-    made = json.loads(check.command(*words, flags=flags if precision == "tf32" else ""))
+    made = json.loads(check.command(*words, flags=flags if precision == "tf32" else "pass").stdout)
     speeds = {one["method"]: round(one["images_per_second"]) for one in made["methods"]}
     return f"images per second {speeds}; {made['file']}"
 
 
 def _plan(check: Check) -> str:
     """The hours of a table of the paper, from the record in float32."""
-    (record,) = (check.out / "float32").glob("cost-*.json")
-    words = ["grid", "paper/main_imagenet_c", "--dry-run", "--throughput", str(record)]
-    lines = check.command(*words).strip().splitlines()
-    return next((line.strip() for line in lines if "GPU" in line or " h" in line), lines[-1])
+    records = sorted((check.out / "float32").glob("cost-*.json"))
+    if not records:
+        return "skipped: the cost in float32 was not measured"
+    experiment = "paper/main_imagenet_c"
+    if check.is_cpu:  # of the network that was measured
+        file = check.out / "plan.yaml"
+        file.write_text(f"_base_: {experiment}\nmodels: ['{check.model}']\n", "utf-8")
+        experiment = str(file)
+    words = ["grid", experiment, "--dry-run", "--throughput", str(records[-1])]
+    lines = check.command(*words).stderr.splitlines()
+    return next(line for line in lines if "passes of cells" in line)
 
 
 def _forms(check: Check) -> str:
@@ -172,6 +212,8 @@ def _forms(check: Check) -> str:
             try:
                 with torch.autocast(check.device, torch.bfloat16, enabled=dtype == "bfloat16"):
                     times = _timed(check, network, form, forward, step)
+            except TimeoutError:
+                times = {"stopped": "its time was over"}
             except Exception as error:  # compilers and graphs fail in many ways
                 times = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
             found[f"{form}, {dtype}"] = times
@@ -186,7 +228,7 @@ def _timed(
     forward: Callable[[Any], None],
     step: Callable[[Any], None],
 ) -> dict[str, float | str]:
-    if check.left < 60:
+    if check.left < 10:
         return {"skipped": "no time left"}
     if form == "graph" and check.is_cpu:
         return {"skipped": "it needs a GPU"}
@@ -221,7 +263,7 @@ def _loader(check: Check) -> str:
     words = ["data", "bench", "imagenet_c", "--root", str(root), "--seconds", "4"]
     numbers = "0,1" if check.is_cpu else f"0,4,{min(16, os.cpu_count() or 1)}"
     more = ["--device", check.device, "--workers", numbers, "--format", "json"]
-    read = json.loads(check.command(*words, *more))
+    read = json.loads(check.command(*words, *more).stdout)
     (check.out / "loader.json").write_text(json.dumps(read, indent=1) + "\n")
     records = [json.loads(f.read_text()) for f in check.out.glob("*/cost-*.json")]
     source = {
