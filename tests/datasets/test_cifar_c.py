@@ -234,6 +234,9 @@ def test_clean_sets_are_read_in_the_order_of_their_files(tmp_path: Path, protoco
     assert loaded[:, 0, 0, 0].tolist() == [10 * n + i for n in range(1, 6) for i in range(3)]
     assert source.labels.tolist() == [0, 1, 2] * 5
     assert read.domain("clean").labels.tolist() == [7, 8]
+    # The corrupted ones are missing, which only a stream that has some of them needs.
+    assert Cifar10C(Cifar10C.Settings(domains=["clean"]), tmp_path).problems() == []
+    assert "no folder" in read.problems()[0]
 
 
 def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
