@@ -1,22 +1,26 @@
 """Rehearse the paper of PAID: every experiment `paper/*`, from made-up data to its tables.
 
-    python scripts/rehearse.py [FOLDER] [--smallest | --only paper/NAME ...] [--images N]
+    python scripts/rehearse.py [FOLDER] [--smallest | --full-size | --only paper/NAME ...]
 
 Data have the published layouts, streets the published size; networks have random weights with a
 fitted last layer. Classification runs on a small ViT, so that all of it takes minutes on a CPU:
 `--published` takes the published networks (ViT-B/16, hours). SegFormer-B5 is the published one; the
-table runs on small copies of its images, and Source and PAID also once on the published 960 x 540.
-Numbers mean nothing; each command, reader, method, table and figure is the real one. A second call
-resumes.
+table runs on small copies of its images, and Source, TENT and PAID also once on the published
+960 x 540 of images of 1920 x 1080 (`--full-size` alone). Numbers mean nothing; each command,
+reader, method, table and figure is the real one. A second call resumes.
 """
 
 import argparse
+import contextlib
+import io
+import os
+import shlex
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from ctta_bench.cli import app
 from ctta_bench.config.experiment_file import Experiment, experiment_files, load_experiment
 from ctta_bench.datasets.rehearsal.benchmarks import rehearse
 from ctta_bench.datasets.rehearsal.model import Network, network_of, write_rehearsal_model
@@ -25,6 +29,9 @@ TINY = "test_vit.r160_in1k"  # a timm network of 0.4 M parameters
 STREETS = "cityscapes_acdc"
 SMALL_SCALE = "benchmark.scale=[68,120]"
 SMALLEST = ("paper/main_imagenet_c",)
+ACDC = "paper/main_acdc"
+# One page of each task, and those of experiments that are not a table of the paper.
+PAGES = (*SMALLEST, ACDC, "paper/settings", "paper/geometry", "paper/attention")
 # What only these experiments end with, in addition to their report.
 ENDS = {
     "paper/geometry": ["geometry", "runs/geometry"],
@@ -33,6 +40,7 @@ ENDS = {
         *("--root", "data/imagenet_c"),
     ],
 }
+FULL_SIZE = "methods: [source, {name: tent, preset: paper}, {name: paid, preset: paper}]\n"
 
 
 def main() -> int:
@@ -46,6 +54,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("rehearsal"))
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--smallest", action="store_true", help="paper/main_imagenet_c alone")
+    which.add_argument("--full-size", action="store_true", help="SegFormer-B5 at 960 x 540 alone")
     which.add_argument("--only", action="append", metavar="paper/NAME", help="repeatable")
     parser.add_argument("--published", action="store_true", help="the published networks; hours")
     parser.add_argument("--images", type=int, default=1, help="per domain; 1")
@@ -56,9 +65,15 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: choose of {', '.join(papers)}")
     begin = time.monotonic()
     chosen.folder.mkdir(parents=True, exist_ok=True)
+    if chosen.full_size:
+        full_size(chosen.folder)
+        print(
+            f"rehearsed SegFormer-B5 at 960 x 540 in {(time.monotonic() - begin) / 60:.1f} minutes"
+        )
+        return 0
     for name in names:
         run(name, chosen.folder, chosen.images, published=chosen.published)
-    ctta_bench(chosen.folder, "report", "runs", "--as", "paper", "--against", "paper", shown=False)
+    ctta_bench(chosen.folder, "report", "runs", "--as", "paper", "--against", "paper")
     made = sorted(file.stem for file in (chosen.folder / "runs" / "as-paper").glob("*.csv"))
     minutes = (time.monotonic() - begin) / 60
     print(f"rehearsed {len(names)} experiments in {minutes:.1f} minutes: {', '.join(made)}")
@@ -67,31 +82,41 @@ def main() -> int:
 
 
 def run(name: str, folder: Path, images: int, *, published: bool) -> None:
-    """One experiment, on each of its benchmarks, and its report."""
+    """One experiment, on each of its benchmarks, and its page."""
+    begin = time.monotonic()
     experiment = load_experiment(name)
-    runs = f"runs/{experiment.name}"
     few = ["--set", f"benchmark.examples={images}", "--workers", "0", "--quiet"]
     for benchmark in experiment.benchmarks:
         model = None if published or benchmark == STREETS else f"timm:{TINY}"
         words = made_data(experiment, benchmark, folder, tiny=model is not None)
-        file = derived(name, benchmark, model, folder)
+        models = f"models: ['{model}']\n" if model else ""
+        file = derived(name, benchmark, models, folder)
         small = ["--set", SMALL_SCALE] if benchmark == STREETS and not published else []
         ctta_bench(folder, "grid", file, *words, *small, *few)
-        if benchmark == STREETS:
-            once = ["--set", "benchmark.domains=[fog]", "--set", "benchmark.rounds=1"]
-            for method in ("source", "paid"):
-                ctta_bench(folder, "run", method, STREETS, *words, *once, *few)
-    ctta_bench(folder, "report", runs, "--against", "paper", shown=False)
+    if name in PAGES:
+        runs = f"runs/{experiment.name}"
+        ctta_bench(folder, "report", runs, "--against", "paper", shown=False)
     if name in ENDS:
         ctta_bench(folder, *ENDS[name], shown=False)
+    print(f"{name}: {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
+    if name == ACDC and not published:
+        full_size(folder)
 
 
-def derived(name: str, benchmark: str, model: str | None, folder: Path) -> str:
-    """A file with the experiment on one benchmark and model; returns its path in the folder."""
-    file = folder / "experiments" / f"{name.rpartition('/')[2]}-{benchmark}.yaml"
-    file.parent.mkdir(exist_ok=True)
-    models = f"models: ['{model}']\n" if model else ""
-    file.write_text(f"_base_: {name}\nbenchmarks: [{benchmark}]\n{models}", "utf-8")
+def full_size(folder: Path) -> None:
+    """SegFormer-B5 on an image of 1920 x 1080, which it sees as published: 960 x 540."""
+    words = made_data(load_experiment(ACDC), STREETS, folder, tiny=False)
+    file = derived(ACDC, "full-size", f"name: full_size\n{FULL_SIZE}", folder)
+    once = ["--set", "benchmark.domains=[fog]", "--set", "benchmark.rounds=1"]
+    ctta_bench(folder, "grid", file, *words, *once, "--workers", "0", "--out", "full-size")
+
+
+def derived(name: str, part: str, keys: str, folder: Path) -> str:
+    """A file with a part of an experiment; returns its path in the folder."""
+    file = folder / "experiments" / f"{name.rpartition('/')[2]}-{part}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    benchmark = STREETS if part == "full-size" else part
+    file.write_text(f"_base_: {name}\nbenchmarks: [{benchmark}]\n{keys}", "utf-8")
     return str(file.relative_to(folder))
 
 
@@ -116,15 +141,17 @@ def made_data(experiment: Experiment, benchmark: str, folder: Path, *, tiny: boo
 
 def ctta_bench(folder: Path, *words: str, shown: bool = True) -> None:
     """A command as a user types it, in the folder; ends this program where it fails."""
-    print("$ ctta-bench", *words, flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "ctta_bench", *words],
-        cwd=folder,
-        stdout=None if shown else subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(done.returncode)
+    print("$", shlex.join(["ctta-bench", *words]), flush=True)
+    output = contextlib.nullcontext() if shown else contextlib.redirect_stdout(io.StringIO())
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        with output:
+            code = app([*words], standalone_mode=False)
+    finally:
+        os.chdir(here)
+    if code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

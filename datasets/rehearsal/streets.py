@@ -23,6 +23,7 @@ FULL = 4  # times these sides are the published ones
 SEQUENCES = ("GOPR0475", "GP010475")
 CITIES = {"train": ("aachen", "zurich"), "val": ("munster",)}
 TRAINING, VALIDATION = 8, 4  # images of Cityscapes
+FULL_TRAINING, FULL_VALIDATION = 2, 1  # of full size, for which SegFormer-B5 takes long on a CPU
 # First number of a scene's seed; those of streets_acdc itself are smaller.
 _SEEDS = {"train": 11, "train_ref": 12, "val": 13, "cityscapes": 14}
 
@@ -42,12 +43,13 @@ def write_streets(
     data are in the way.
     """
     times = FULL if full_size else 1
+    source = (FULL_TRAINING, FULL_VALIDATION) if full_size else (TRAINING, VALIDATION)
     folders = [root / name for name in ("rgb_anon", "gt", "leftImg8bit", "gtFine")]
     for folder in folders:
         mark_as_rehearsal(folder)
     counts = {"train": images, "train_ref": -(-images // 4), "val": -(-images // 4)}
-    total = len(WEATHER) * sum(counts.values()) + TRAINING + VALIDATION
-    for done, files in enumerate(_everything(counts, times), 1):
+    total = len(WEATHER) * sum(counts.values()) + sum(source)
+    for done, files in enumerate(_everything(counts, source, times), 1):
         for name, content in files:
             put(root / name, content)
         if report is not None:
@@ -57,13 +59,15 @@ def write_streets(
     return folders
 
 
-def _everything(counts: dict[str, int], times: int) -> Iterator[list[File]]:
-    """The files of each scene."""
+def _everything(
+    counts: dict[str, int], source: tuple[int, int], times: int
+) -> Iterator[list[File]]:
+    """The files of each scene; source: the training and validation images of Cityscapes."""
     for position, condition in enumerate(WEATHER):
         for split, count in counts.items():
             for number in range(count):
                 yield _acdc(condition, split, number, (_SEEDS[split], position, number), times)
-    for position, (split, count) in enumerate((("train", TRAINING), ("val", VALIDATION))):
+    for position, (split, count) in enumerate(zip(("train", "val"), source, strict=True)):
         for number in range(count):
             yield _cityscapes(split, number, (_SEEDS["cityscapes"], position, number), times)
 
