@@ -11,6 +11,7 @@ from ctta_bench.analysis.paper.match import BATCH_SIZE, Candidate, Family, famil
 from ctta_bench.analysis.paper.of_runs import filled
 from ctta_bench.analysis.paper.shape import MAIN, OURS, SOURCE, name_of, quoted
 from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.compared import uncertainty
 from ctta_bench.analysis.table.missing import listed
 from ctta_bench.analysis.table.rows import metric_of
@@ -178,7 +179,7 @@ def _differences(one: Candidate, known: AsRun | None) -> Iterator[str]:
         if others:
             yield f"hyper-parameters: {listed(others)}"
     if pd.notna(cell["examples"]):
-        yield f"subset: {cell['examples']:g} images per domain"
+        yield f"subset: {notes.counted(int(cell['examples']), 'image')} per domain"
     if pd.notna(cell["severity"]) and cell["severity"] != _SEVERITY:
         yield f"severity: {cell['severity']}, published {_SEVERITY}"
     if cell["precision"] != "float32":

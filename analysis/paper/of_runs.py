@@ -237,7 +237,7 @@ def _footnotes(family: Family, table: str) -> Iterator[str]:
     taken = family.taken
     first = next(iter(taken.values()))
     images = first.cell["examples"]
-    amount = "all images" if pd.isna(images) else f"{images:g} images"
+    amount = "all images" if pd.isna(images) else notes.counted(int(images), "image")
     seeds = sorted({int(seed) for one in taken.values() for seed in one.row.finished["seed"]})
     yield (
         f"{notes.title(first.group)}; {amount} per domain; weights "
@@ -247,6 +247,7 @@ def _footnotes(family: Family, table: str) -> Iterator[str]:
     sizes: dict[int, list[str]] = {}
     for name, one in taken.items():
         sizes.setdefault(int(one.cell[BATCH_SIZE]), []).append(_shown(name))
+    yield from notes.corruptions(pd.concat([one.row.finished for one in taken.values()]))
     yield f"Batch sizes: {'; '.join(f'{size} ({listed(of)})' for size, of in sizes.items())}."
     for name, one in taken.items():
         differing = [f"{k}={v} (published: {p})" for k, (v, p) in one.differing().items()]

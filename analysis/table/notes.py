@@ -194,7 +194,7 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             _absent(runs),
             _published_normalisation(runs.cells),
             _source_data(found),
-            _corruptions(runs.cells),
+            corruptions(runs.cells),
             _tuned(found),
             chosen(found),
             _counted(found, "skipped_updates", "Updates skipped because the loss was not finite"),
@@ -314,7 +314,8 @@ def _source_data(found: Sequence[Row]) -> Iterator[str]:
             yield f"Read {access} source images before the stream: {listed(readers[access])}."
 
 
-def _corruptions(cells: pd.DataFrame) -> Iterator[str]:
+def corruptions(cells: pd.DataFrame) -> Iterator[str]:
+    """What cells say of their images: that they are self-made, a part of the set, ..."""
     for text in sorted(cells["corruptions"].dropna().unique()):
         yield f"{upper_first(str(text)).rstrip('.')}."
 

@@ -16,6 +16,8 @@ from ctta_bench.analysis.paper.printed import reference
 from ctta_bench.analysis.paper.shape import domains_of
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.cli import app
+from ctta_bench.config.experiment import expand_checked, load_experiment
+from ctta_bench.source_models.shared import Models
 
 
 def printed_rates(method: str, shift: float = 0.0) -> dict[str, float]:
@@ -81,6 +83,25 @@ def test_hyper_parameters_are_named_with_the_published_ones(
     assert tent.reasons == ("hyper-parameters: lr=0.01 (published: 0.0001)",)
 
 
+@pytest.mark.parametrize("name", ["imagenet_c", "cifar10_c", "cifar100_c", "acdc"])
+def test_a_row_of_the_main_experiments_differs_from_the_published_one_in_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctta_bench.source_models.hub.cached", lambda network: None)
+    monkeypatch.setenv("CTTA_BENCH_DATA", str(tmp_path))
+    models = Models(several=True, planning=True)
+    described = load_experiment(f"paper/main_{name}")
+    cells, problems = expand_checked(described, models=models)
+    assert cells and not problems
+    for cell in cells:
+        method, settings = cell.record["method"], cell.record["benchmark"]
+        known = as_run(settings["name"], method["name"])
+        assert known is not None
+        assert known.differing(method["hyperparameters"]) == {}
+        assert known.preprocessing == cell.record["preprocessing"]["regime"]
+        assert method["name"] == "source" or known.batch_size == settings["batch_size"]
+
+
 def test_the_report_ends_with_the_verdicts(paper_cell: Callable[..., None], runs_dir: Path) -> None:
     paper_cell("source")
     paper_cell("tent", shift=0.2)
@@ -97,7 +118,7 @@ def test_the_command_writes_the_tables_of_the_paper_from_runs_and_both(
     paper_cell: Callable[..., None], runs_dir: Path, tmp_path: Path
 ) -> None:
     paper_cell("source")
-    paper_cell("tent")
+    paper_cell("tent", env={"corruptions": "self-made images"})
     ask = functools.partial(CliRunner().invoke, app)
     done = ask(["report", str(runs_dir), "--as", "paper", "--against", "paper"])
     assert done.exit_code == 0, done.output
@@ -107,6 +128,7 @@ def test_the_command_writes_the_tables_of_the_paper_from_runs_and_both(
     assert "| TENT, paper | 52.2 |" in text
     assert "| difference | 0.0 |" in text
     assert "Without a finished run: Pseudo, CoTTA" in text
+    assert "- Self-made images." in text
     again = load(runs_dir)
     assert again.left_out == []  # the folder is no run
     (tmp_path / "empty").mkdir()
