@@ -1,6 +1,8 @@
 """What an experiment costs: passes from what is declared, hours from runs that are there."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +172,27 @@ def test_a_plan_of_the_paper_needs_neither_weights_nor_data(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in experiment_files() if n.startswith("paper/")])
+def test_a_plan_of_the_paper_takes_seconds_on_a_bare_machine(name: str, tmp_path: Path) -> None:
+    bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CTTA_BENCH_DATA": str(tmp_path)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [sys.executable, "-m", "ctta_bench", "grid", name, "--dry-run"]
+    done = subprocess.run(
+        words,
+        env=bare | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "passes of cells: " in done.stderr
+    # Of the processor: the tests share it. About 5 s of it are imports.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 15
+
+
 # -- hours of resolved cells, by the same runs
 
 
@@ -201,7 +224,8 @@ def test_what_has_no_like_is_counted_and_not_guessed(tmp_path: Path) -> None:
     assert "plus 3 steps without" in str(found)
     assert (
         str(estimate(others, earlier_runs(tmp_path / "one")))
-        == "hours unknown: no comparable earlier runs"
+        == "hours unknown: no comparable earlier runs (or --throughput, a record of "
+        "`ctta-bench cost` on your GPU)"
     )
 
 

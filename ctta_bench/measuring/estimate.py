@@ -221,8 +221,12 @@ class Estimate:
 
     def __str__(self) -> str:
         if not self.known:
-            reason = "not in --throughput" if self.devices else "no comparable earlier runs"
-            return f"hours unknown: {reason}"
+            if self.devices:
+                return "hours unknown: not in --throughput"
+            return (
+                "hours unknown: no comparable earlier runs (or --throughput, a record of "
+                "`ctta-bench cost` on your GPU)"
+            )
         where = f"as measured on {', '.join(self.devices)}" if self.devices else "from earlier runs"
         lacking = "measurement" if self.devices else "earlier runs"
         rest = f", plus {self.unknown} steps without {lacking}" if self.unknown else ""
