@@ -8,11 +8,9 @@ It runs its steps, writes their states to its journal, and ends with an exit cod
 Any other code is a crash in the step that has no final state in the journal.
 """
 
-import atexit
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,16 +188,13 @@ class CancelListener(Logger):
 def exit_process(code: int) -> None:
     """End this process; after an interruption at once, because the scheduler's time limit is near.
 
-    Else with its threads and what was registered with `atexit`, but without clearing its modules,
-    which takes more than a second with torch. A signal that comes during it is ignored: the cells
-    are done.
+    A normal exit with torch can take longer than the remaining seconds. A signal that comes during
+    it is ignored: the cells are done.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    if code != INTERRUPTED:
-        # As Python itself begins to end.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if code == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
