@@ -21,7 +21,10 @@ _MAIN = {  # the experiment of the main table of each benchmark
 _CONTROLS = "component"  # LoRA and DoRA
 _DEFAULT_BATCH = {"cityscapes_acdc": 1}
 # Of the text, where the preset leaves it to the default of a base class; and as a cell records it.
-_TEXT = {"paid": {"layers": "qkvom", "entropy_filter": False}, "sar": {"faithful": False}}
+_TEXT: dict[str, dict[str, Any]] = {
+    "paid": {"layers": "qkvom", "entropy_filter": False},
+    "sar": {"faithful": False},
+}
 _LENGTHS = ("warmup_epochs", "warmup_iterations")
 
 
