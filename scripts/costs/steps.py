@@ -55,8 +55,8 @@ TO_TENT = {"paid": 1.15, "lora": 1.20, "dora": 1.20}
 TO_BOUND = dict.fromkeys((*NORMS, *PROMPTS), 1.10) | dict.fromkeys(TEACHERS, 1.15)
 TO_BOUND |= {"reservoir": 2.0}  # its bound is without the layers of VGG19
 MEMORY = 1.10
-# Forward passes whose graphs one backward pass needs; a plain step has one. PALM's loss has the images
-# and a view, SPA's two views, and with a host the images as well.
+# Forward passes whose graphs one backward pass needs; a plain step has one. PALM's loss has the
+# images and a view, SPA's two views, and with a host the images as well.
 GRAPHS = {"rem": 3, "palm": 2, "spa": 2} | dict.fromkeys(("spa_tent", "spa_eta", "spa_eata"), 3)
 AUGMENTATION, TEACHING = 0.08, 0.03
 
