@@ -3,14 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from ctta_bench.analysis.figure.canvas import SCREEN, Canvas, save_figure
 from ctta_bench.analysis.figure.palette import COLOURS
@@ -68,9 +68,8 @@ def domain_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> li
                 axes.plot(semantic["place"], semantic["drawn"], ls="", **_SEMANTIC)
                 axes.axvline(semantic["place"].min() - 1, color="#999999", lw=0.8, ls=(0, (3, 2)))
             axes.set_title(title, loc="left", fontsize="medium")
-            axes.set_yscale("log")
-            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.margins(y=0.12)
+            _logarithmic(axes, "y")
             axes.grid(color="#EEEEEE", lw=0.6)
         panels[-1].set_xticks(ticks.index, ticks, rotation=90, fontsize="small")
         handles = [
@@ -225,14 +224,21 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
             color=CONTROL_COLOUR,
         )
     if (drawn[measure] > 0).any():
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        # Within a decade the default labels every step, and the labels overlap.
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 10 * low else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _logarithmic(axes, "x")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#DDDDDD", lw=0.5)
     axes.set_axisbelow(True)
+
+
+def _logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis. Within a decade matplotlib labels no step of it, or each: here three."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    if high < 10 * low:
+        axis.set_major_locator(MaxNLocator(3))
+        axis.set_major_formatter("{x:.1e}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _raw_handles(drawn: pd.DataFrame) -> list[Line2D]:
