@@ -23,6 +23,8 @@ BEST = 5  # of many
 SAME = 0.007  # share of the axis, about the width of a line: closer lines cannot be told apart
 WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 _LETTERS = (26, 15)  # of a name at a line's end, on a screen and on paper
+_LONGEST = 20  # letters of a word at a line's end, in one column
+_IN_LEGEND = 48  # letters of a line, in one column
 _LINE_HEIGHT = 1.25  # times the size of the font
 RING: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "white", "ms": 7}  # a reset
 _GAP, _KEY = 9, 14  # points: between an axis and a key, and the length of the key
@@ -83,14 +85,21 @@ def label_ends(
     """Write the names of each group of lines that coincide at the right of its end, `TENT = SAR`.
 
     A key with the look of the line stands before the name. Call it last: names are placed by the
-    final height of the axes.
+    final height of the axes. In one column of a paper, names of long words would take most of the
+    width: they are in a legend below.
     """
+    names = [" = ".join(line.label for line in group) for group in groups]
     letters = canvas.pick(*_LETTERS)
+    if canvas.columns == 1 and max(map(len, " ".join(names).split()), default=0) > _LONGEST:
+        for (first, *_), name in zip(groups, names, strict=True):
+            axes.plot([], [], label=textwrap.fill(name, _IN_LEGEND), **first.look.line, lw=1.2)
+        axes.set_xlabel(figure.get_supxlabel())  # above the legend
+        figure.supxlabel("")
+        canvas.legend(figure)
+        return
     notes = [
         axes.annotate(
-            textwrap.fill(
-                " = ".join(line.label for line in group), letters, break_long_words=False
-            ),
+            textwrap.fill(name, letters, break_long_words=False),
             (1, group[0].y[-1]),
             xycoords=axes.get_yaxis_transform(),
             xytext=(_GAP + _KEY + 3, 0),
@@ -99,7 +108,7 @@ def label_ends(
             fontsize="small",
             annotation_clip=False,
         )
-        for group in groups
+        for group, name in zip(groups, names, strict=True)
     ]
     figure.draw_without_rendering()  # only now the height of the axes is known
     box, point = axes.get_window_extent(), figure.dpi / 72
