@@ -20,13 +20,17 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
+
 from ctta_bench.cli import app
 from ctta_bench.config.experiment_file import Experiment, experiment_files, load_experiment
+from ctta_bench.config.yaml import read_yaml
 from ctta_bench.datasets.rehearsal.benchmarks import rehearse
 from ctta_bench.datasets.rehearsal.model import Network, network_of, write_rehearsal_model
 
 TINY = "test_vit.r160_in1k"  # a timm network of 0.4 M parameters
 STREETS = "cityscapes_acdc"
+FOR_TINY: dict[str, dict[str, object]] = {"dept": {"stages": 3}}
 SMALL_SCALE = "benchmark.scale=[68,120]"
 SMALLEST = ("paper/main_imagenet_c",)
 ACDC = "paper/main_acdc"
@@ -89,8 +93,8 @@ def run(name: str, folder: Path, images: int, *, published: bool) -> None:
     for benchmark in experiment.benchmarks:
         model = None if published or benchmark == STREETS else f"timm:{TINY}"
         words = made_data(experiment, benchmark, folder, tiny=model is not None)
-        models = f"models: ['{model}']\n" if model else ""
-        file = derived(name, benchmark, models, folder)
+        keys = f"models: ['{model}']\n" + fitting_methods(name) if model else ""
+        file = derived(name, benchmark, keys, folder)
         small = ["--set", SMALL_SCALE] if benchmark == STREETS and not published else []
         ctta_bench(folder, "grid", file, *words, *small, *few)
     if name in PAGES:
@@ -101,6 +105,17 @@ def run(name: str, folder: Path, images: int, *, published: bool) -> None:
     print(f"{name}: {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     if name == ACDC and not published:
         full_size(folder)
+
+
+def fitting_methods(name: str) -> str:
+    """The methods of an experiment as YAML, with what they need on TINY's six blocks; or ""."""
+    methods = read_yaml(experiment_files()[name]).get("methods", [])
+    entries = [entry if isinstance(entry, dict) else {"name": entry} for entry in methods]
+    for entry in entries:
+        if entry["name"] in FOR_TINY:
+            entry["set"] = entry.get("set", {}) | FOR_TINY[entry["name"]]
+    is_changed = any(entry["name"] in FOR_TINY for entry in entries)
+    return yaml.safe_dump({"methods": entries}) if is_changed else ""
 
 
 def full_size(folder: Path) -> None:
