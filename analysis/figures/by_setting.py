@@ -19,7 +19,7 @@ from ctta_bench.analysis.tables.by_setting import settings_of, shared
 from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_time
 from ctta_bench.registry import BENCHMARKS, FIGURES, MODELS
 
-COLOURS = "PuOr_r"  # orange is worse, purple better; told apart with each kind of colour blindness
+COLOURS = "PuOr"  # orange is worse, purple better; told apart with each kind of colour blindness
 STRONGEST = 90  # percentile of |gain| with the strongest colour: a few extremes leave the rest pale
 LETTERS = 11  # of a line of a head
 TEXT = (
@@ -46,7 +46,7 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
 
     Columns method (label), setting (head), gain in points (positive: better), p_holm (corrected
     within the setting, NaN without a test) and time (multiple of source's). Methods are sorted by
-    their mean gain, the best first.
+    their median gain, the best first.
     """
     cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
     names, labels = row_names(cells)
@@ -64,7 +64,7 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
             time = relative_time(one.row, source)
             found.append((name, labels[name], head, gain, one.p_holm, time))
     frame = pd.DataFrame(found, columns=["name", "method", "setting", "gain", "p_holm", "time"])
-    order = frame.groupby("name", sort=False)["gain"].mean().sort_values(ascending=False).index
+    order = frame.groupby("name", sort=False)["gain"].median().sort_values(ascending=False).index
     frame["name"] = pd.Categorical(frame["name"], order, ordered=True)
     return frame.sort_values("name", kind="stable").reset_index(drop=True)
 
@@ -80,7 +80,7 @@ def _figure(
     known = np.abs(table.to_numpy()[np.isfinite(table.to_numpy())])
     strongest = max(float(np.percentile(known, STRONGEST)), 0.1)
     group = columns[heads[0]]
-    cell = group.cells.iloc[0]
+    cell, seeds = group.cells.iloc[0], min(columns[head].cells["seed"].nunique() for head in heads)
     about = f"{BENCHMARKS.display_name(cell['benchmark'])} – {MODELS.display_name(cell['model'])}"
     with canvas.drawing():
         height = 1.6 + 0.24 * len(table)
@@ -121,12 +121,8 @@ def _figure(
         )
         canvas.title(figure, f"Gain over Source by setting: {about}")
         caption = (
-            f"{TEXT}. {about}. {shared(columns)}Rows are sorted by their mean gain; time is the "
-            f"median over the settings. {notes.upper_first(notes.holds_for(_seeds(group)))}. "
+            f"{TEXT}. {about}. {shared(columns)}Rows are sorted by their median gain; time is "
+            f"the median over the settings. {notes.upper_first(notes.holds_for(seeds))}. "
             f"{MISSING}: not run. The colour is strongest from {strongest:.1f} points on."
         )
         return save_figure(figure, found.drop(columns="name"), stem, caption)
-
-
-def _seeds(group: Runs) -> int:
-    return int(group.cells["seed"].nunique())

@@ -109,7 +109,7 @@ def _draw_bands(
                 "ha": "center",
                 "va": "bottom",
             }
-            axes.text(middle, 1.01, labels[domain], **above, **turned)
+            axes.text(middle, 1.01, labels.get(domain, domain), **above, **turned)
     rounds = bands["round"].unique().tolist()
     for place, round_ in enumerate(rounds if len(rounds) > 1 else []):
         start = float(starts[bands["round"].to_numpy() == round_][0])

@@ -65,7 +65,7 @@ def stream_data(drawn: pd.DataFrame, group: Runs) -> dict[str, Any]:
             for name, part in drawn.groupby("method", sort=False)
         ],
         "bands": [
-            {"end": float(end), "domain": domains[domain], "round": int(number) + 1}
+            {"end": float(end), "domain": domains.get(domain, domain), "round": int(number) + 1}
             for end, domain, number in spans.itertuples(index=False)
         ],
         "what": metric.errors_text,

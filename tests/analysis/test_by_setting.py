@@ -6,10 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from ctta_bench.analysis.figures.by_setting import setting_figures
 from ctta_bench.analysis.read.collect import load
+from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.by_setting import setting_tables
+from ctta_bench.cli import app
 
 
 @pytest.fixture
@@ -95,6 +98,15 @@ def test_the_figure_has_the_gain_of_each_method_under_each_setting(under, runs_d
         ("TENT", "Continual"): 10, ("TENT", "Mixed domains"): 30, ("PAID", "Continual"): -5,
     }  # fmt: skip
     assert "–: not run." in png.with_suffix(".txt").read_text("utf-8")
+
+
+def test_a_report_on_mixed_domains_names_its_stream_mixed(tmp_path, toy):
+    runs = tmp_path / "runs"
+    arguments = ("run", "source", "toy", "--setting", "mixed", "--device", "cpu", "--out", runs)
+    done = CliRunner().invoke(app, [*map(str, arguments), "--workers", "0"])
+    assert done.exit_code == 0, done.output
+    report = write_report(runs)
+    assert '"domain":"mixed"' in report.page.read_text("utf-8").replace('": "', '":"')
 
 
 def test_without_source_there_are_no_gains_to_draw(under, runs_dir, tmp_path):
