@@ -71,6 +71,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes/leaderboard.csv": ("scenes", "tables/*scenes_vit-????????-leaderboard.csv"),
     "scenes/vit.csv": ("scenes", "tables/*scenes_vit-????????.csv"),
     "scenes/cost.csv": ("scenes_measured", "tables/measured-cost-scenes_c-scenes_vit-*.csv"),
+    "scenes/settings.csv": ("scenes_settings", "tables/scenes_c-scenes_vit-settings.csv"),
     "scenes/gains.png": ("scenes", "figures/*scenes_vit-*-means.png"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),

@@ -11,6 +11,7 @@ import pytest
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL
 from ctta_bench.analysis.sharing.site import write_site
+from ctta_bench.analysis.tables.by_setting import setting_tables
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.registry import METHODS
@@ -78,6 +79,12 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
     prose = PAGE.read_text(encoding="utf-8").partition("## How to read it")[2]
     for method in sure.index:
         assert METHODS.display_name(str(method)) in prose
+
+
+def test_the_table_by_setting_is_that_of_the_stored_predictions() -> None:
+    (table,) = setting_tables(load(STORED / "settings.zip"))
+    stored = pd.read_csv(STORED / "settings.csv", index_col=0)
+    pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
 
 
 def test_the_leaderboard_of_the_documentation_has_the_same_numbers(
