@@ -184,7 +184,7 @@ def audit(
         for finding in found.findings:
             typer.echo(finding)
         for file in found.not_checked:
-            print_error(f"{file}: its numbers do not come from predictions", "not checked")
+            print_error(f"{file}: this command does not count its numbers again", "not checked")
         if found.report is None:
             print_error(f"{directory}: there is no report, so only cells were checked", "note")
         result = f"{len(found.findings)} do not hold" if found.findings else "all hold"
