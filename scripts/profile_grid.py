@@ -2,7 +2,7 @@
 
 RUNS: the folder of a finished grid on Slurm. The allocation is what Slurm's accounting has of its
 jobs, from the first line of the script to the end, times the workers of a job. Passes are the
-seconds of `result.json`, in which methods predict and adapt. With `--least 0.8` the exit code is 1
+seconds that results record, in which methods predict and adapt. With `--least 0.8` the exit code is 1
 if their share is smaller.
 """
 
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ctta_bench.launch.plan import Launch, launches
+from ctta_bench.record.schema import RESULT_FILE
 
 
 def allocated(launch: Launch) -> float:
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument("runs", type=Path, help="folder of a finished grid")
     parser.add_argument("--least", type=float, default=0.0, help="smallest share of passes")
     asked = parser.parse_args()
-    results = [json.loads(file.read_text("utf-8")) for file in asked.runs.glob("*/result.json")]
+    results = [json.loads(file.read_text("utf-8")) for file in asked.runs.glob(f"*/{RESULT_FILE}")]
     found = launches(asked.runs)
     whole = sum(map(allocated, found))
     if not results or not whole:

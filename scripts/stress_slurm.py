@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from ctta_bench.launch.plan import launches  # noqa: E402
 from ctta_bench.launch.status import folder_status  # noqa: E402
+from ctta_bench.record.schema import RESULT_FILE  # noqa: E402
 from tests.launches import PLUGINS, recorded  # noqa: E402
 
 CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
@@ -155,12 +156,12 @@ def problems(grid: Grid) -> list[str]:
     found += left(grid)
     alone = grid.folder / "alone"
     grid.launcher("--executor", "debug", "--quiet", "--out", alone).wait()
-    cells = {file.parent.name for file in alone.glob("*/result.json")}
+    cells = {file.parent.name for file in alone.glob(f"*/{RESULT_FILE}")}
     if cells != {cell.cell for cell in status.cells}:
         found.append(f"{len(cells)} cells alone, {len(status.cells)} on Slurm")
     for cell in sorted(cells):
         there = grid.runs / cell
-        if (there / "result.json").is_file() and recorded(there) != recorded(alone / cell):
+        if (there / RESULT_FILE).is_file() and recorded(there) != recorded(alone / cell):
             found.append(f"{cell}: differs from a run without faults")
     return found
 

@@ -524,6 +524,9 @@ def test_a_user_s_method_file_runs_in_a_pipe_without_a_progress_bar(
     done = command("run", "mine", "toy", *plugins)
     assert done.returncode == 0
     assert "img/s" not in done.stderr and "\x1b" not in done.stdout + done.stderr
+    from ctta_bench.registry import METHODS
+
+    METHODS.forget(METHODS.find("mine").module)  # other tests walk over all methods
 
 
 def test_the_loaded_model_is_the_registered_one() -> None:

@@ -267,7 +267,7 @@ def test_a_pool_s_plan_is_text_and_results_are_read_without_it(ran: Ran) -> None
 def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes(
     tmp_path: Path,
 ) -> None:
-    file = write_grid(tmp_path, slow(0.5), more="seeds: [0, 1]")
+    file = write_grid(tmp_path, slow(1.5), more="seeds: [0, 1]")
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2, start_new_session=True)
     cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes
 def test_workers_outlive_a_launcher_that_is_killed_a_second_one_takes_nothing_and_cancel_ends_them(
     tmp_path: Path,
 ) -> None:
-    file = write_grid(tmp_path, slow(0.5), more="seeds: [0, 1]")
+    file = write_grid(tmp_path, slow(1.5), more="seeds: [0, 1]")
     runs = tmp_path / "runs/trial"
     launcher = start("grid", file, *PLUGINS, "--device", "cpu", "--jobs", 2)
     cells = until(lambda: len(c := sorted(runs.glob("slow-*"))) == 2 and c)
