@@ -2,8 +2,8 @@
 
 RUNS: the folder of a finished grid on Slurm. The allocation is what Slurm's accounting has of its
 jobs, from the first line of the script to the end, times the workers of a job. Passes are the
-seconds that results record, in which methods predict and adapt. With `--least 0.8` the exit code is 1
-if their share is smaller.
+seconds that results record, in which methods predict and adapt. With `--least 0.8` the exit code is
+1 if their share is smaller.
 """
 
 import argparse
