@@ -13,9 +13,9 @@ from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.read.error_model import LEVEL
 from ctta_bench.analysis.table import notes
 from ctta_bench.analysis.table.compared import compared_with
-from ctta_bench.analysis.table.rows import metric_of, row_names, rows, source_row
+from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import MISSING, signed
-from ctta_bench.analysis.tables.by_setting import settings_of, shared
+from ctta_bench.analysis.tables.by_setting import names_of, settings_of, shared
 from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_time
 from ctta_bench.registry import BENCHMARKS, FIGURES, MODELS
 
@@ -45,25 +45,27 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
     """The gain of each method over source by setting; empty if source was run under none.
 
     Columns method (label), setting (head), gain in points (positive: better), p_holm (corrected
-    within the setting, NaN without a test) and time (multiple of source's). Methods are sorted by
-    their median gain, the best first.
+    within the setting, NaN without a test), time (multiple of source's) and seeds. Methods are
+    sorted by their median gain, the best first.
     """
-    cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
-    names, labels = row_names(cells)
-    name_of = dict(zip(cells["cell"], names, strict=True))
+    name_of, labels = names_of(columns)
     found = []
     for head, group in columns.items():
         of_group, metric = rows(group), metric_of(group)
         source = source_row(of_group)
-        if source is None or np.isnan(source.mean):
+        if source is None:
             continue
         others = [row for row in of_group if row is not source and not np.isnan(row.mean)]
         for one in compared_with(source, others, metric):
             name = name_of[one.row.cells["cell"].iloc[0]]
             gain = metric.gain(source.mean, one.row.mean)
-            time = relative_time(one.row, source)
-            found.append((name, labels[name], head, gain, one.p_holm, time))
-    frame = pd.DataFrame(found, columns=["name", "method", "setting", "gain", "p_holm", "time"])
+            if one.estimate is not None:  # over the seeds that both have
+                gain = one.estimate.scaled(-metric.ascending).mean
+            time, seeds = relative_time(one.row, source), len(one.row.values)
+            found.append((name, labels[name], head, gain, one.p_holm, time, seeds))
+    frame = pd.DataFrame(
+        found, columns=["name", "method", "setting", "gain", "p_holm", "time", "seeds"]
+    )
     order = frame.groupby("name", sort=False)["gain"].median().sort_values(ascending=False).index
     frame["name"] = pd.Categorical(frame["name"], order, ordered=True)
     return frame.sort_values("name", kind="stable").reset_index(drop=True)
@@ -74,13 +76,12 @@ def _figure(
 ) -> list[Path]:
     heads = [head for head in columns if head in set(found["setting"])]
     table = found.pivot(index="name", columns="setting", values="gain")[heads]
-    sure = found.pivot(index="name", columns="setting", values="p_holm")[heads] < LEVEL
+    gains_of = table.to_numpy()
+    sure = (found.pivot(index="name", columns="setting", values="p_holm")[heads] < LEVEL).to_numpy()
     labels = found.drop_duplicates("name").set_index("name").loc[table.index, "method"]
     times = found.groupby("name", observed=True)["time"].median().loc[table.index]
-    known = np.abs(table.to_numpy()[np.isfinite(table.to_numpy())])
-    strongest = max(float(np.percentile(known, STRONGEST)), 0.1)
-    group = columns[heads[0]]
-    cell, seeds = group.cells.iloc[0], min(columns[head].cells["seed"].nunique() for head in heads)
+    strongest = max(float(np.nanpercentile(np.abs(gains_of), STRONGEST)), 0.1)
+    cell = columns[heads[0]].cells.iloc[0]
     about = f"{BENCHMARKS.display_name(cell['benchmark'])} – {MODELS.display_name(cell['model'])}"
     with canvas.drawing():
         height = 1.6 + 0.24 * len(table)
@@ -89,21 +90,17 @@ def _figure(
         axes.pcolormesh(
             np.arange(len(heads) + 1) - 0.5,
             np.arange(len(table) + 1) - 0.5,
-            np.ma.masked_invalid(table.to_numpy()),
+            np.ma.masked_invalid(gains_of),
             cmap=COLOURS,
             norm=matplotlib.colors.Normalize(-strongest, strongest),
             edgecolors="white",
             linewidth=0.8,
         )
-        for (line, column), gain in np.ndenumerate(table.to_numpy()):
-            text = MISSING
-            if np.isfinite(gain):
-                text = signed(gain)
-                if sure.to_numpy()[line, column]:
-                    text = f"{text} {BETTER if gain > 0 else WORSE}"
-            dark = np.isfinite(gain) and abs(gain) > 0.65 * strongest
+        for (line, column), gain in np.ndenumerate(gains_of):
+            mark = f" {BETTER if gain > 0 else WORSE}" * bool(sure[line, column])
+            dark = abs(gain) > 0.65 * strongest  # false where it was not run
             axes.text(
-                column, line, text, ha="center", va="center", fontsize="small",
+                column, line, signed(gain) + mark, ha="center", va="center", fontsize="small",
                 color="white" if dark else "black",
             )  # fmt: skip
         axes.set_yticks(range(len(table)), canvas.names(labels))
@@ -120,9 +117,10 @@ def _figure(
             axes, "time ×\nSource", [MISSING if np.isnan(t) else f"{t:.1f}" for t in times]
         )
         canvas.title(figure, f"Gain over Source by setting: {about}")
+        held = notes.upper_first(notes.holds_for(int(found["seeds"].min())))
         caption = (
             f"{TEXT}. {about}. {shared(columns)}Rows are sorted by their median gain; time is "
-            f"the median over the settings. {notes.upper_first(notes.holds_for(seeds))}. "
-            f"{MISSING}: not run. The colour is strongest from {strongest:.1f} points on."
+            f"the median over the settings. {held}. {MISSING}: not run. "
+            f"The colour is strongest from {strongest:.1f} points on."
         )
         return save_figure(figure, found.drop(columns="name"), stem, caption)

@@ -69,7 +69,7 @@ def domain_figure(geometry: Geometry, stem: Path, canvas: Canvas = SCREEN) -> li
                 axes.axvline(semantic["place"].min() - 1, color="#999999", lw=0.8, ls=(0, (3, 2)))
             axes.set_title(title, loc="left", fontsize="medium")
             axes.margins(y=0.12)
-            _logarithmic(axes, "y")
+            logarithmic(axes, "y")
             axes.grid(color="#EEEEEE", lw=0.6)
         panels[-1].set_xticks(ticks.index, ticks, rotation=90, fontsize="small")
         handles = [
@@ -224,17 +224,17 @@ def _draw_raw(axes: Axes, drawn: pd.DataFrame, labels: list[str], measure: str) 
             color=CONTROL_COLOUR,
         )
     if (drawn[measure] > 0).any():
-        _logarithmic(axes, "x")
+        logarithmic(axes, "x")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#DDDDDD", lw=0.5)
     axes.set_axisbelow(True)
 
 
-def _logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     """A logarithmic axis. Within a decade matplotlib labels no step of it, or each: here three."""
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axes.set(**{f"{which}scale": "log"})
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
     if high < 10 * low:
         axis.set_major_locator(MaxNLocator(3))
         axis.set_major_formatter("{x:.1e}")

@@ -29,9 +29,7 @@ def setting_tables(runs: Runs) -> list[Table]:
     """
     tables = []
     for columns in settings_of(runs):
-        cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
-        names, labels = row_names(cells)
-        name_of = dict(zip(cells["cell"], names, strict=True))
+        name_of, labels = names_of(columns)
         means = pd.DataFrame({head: _means(g, name_of) for head, g in columns.items()})
         if not means.dropna(axis=1, how="all").empty:
             tables.append(_table(columns, means, labels))
@@ -51,6 +49,13 @@ def settings_of(runs: Runs) -> list[dict[str, Runs]]:
         if len(columns) == len(groups) and cells["setting"].nunique() >= FEWEST:
             found.append(columns)
     return found
+
+
+def names_of(columns: Mapping[str, Runs]) -> tuple[dict[str, str], dict[str, str]]:
+    """The row name of each cell, and the label of each row, over all settings."""
+    cells = pd.concat([group.cells for group in columns.values()], ignore_index=True)
+    names, labels = row_names(cells)
+    return dict(zip(cells["cell"], names, strict=True)), labels
 
 
 def shared(columns: Mapping[str, Runs]) -> str:

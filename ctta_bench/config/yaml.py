@@ -12,6 +12,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from ctta_bench.errors import ConfigError
+from ctta_bench.record.read import YAML_LOADER
 
 
 def read_yaml(file: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -88,7 +89,6 @@ def _plain_number(loader: _Strict, node: yaml.ScalarNode) -> int | float:
 _Strict.yaml_constructors = SafeConstructor.yaml_constructors | dict.fromkeys(
     ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"), _plain_number
 )
-_EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # with libyaml where there is one
 
 
 # Both loaders are SafeLoaders: they make plain types only.
@@ -96,11 +96,11 @@ class _StrictLoader(_Strict, yaml.SafeLoader):
     """SafeLoader that is strict."""
 
 
-class _FastLoader(_Strict, _EVENTS):  # type: ignore[misc]
-    """The same in a quarter of the time; its messages are others."""
+class _FastLoader(_Strict, YAML_LOADER):  # type: ignore[misc]
+    """The same in a quarter of the time, where there is libyaml; its messages are others."""
 
     def __init__(self, text: str) -> None:
-        _EVENTS.__init__(self, text)
+        YAML_LOADER.__init__(self, text)
         Composer.__init__(self)
 
 

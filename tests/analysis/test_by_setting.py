@@ -8,6 +8,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, Canvas
+from ctta_bench.analysis.figures import by_setting
 from ctta_bench.analysis.figures.by_setting import setting_figures
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.write import write_report
@@ -98,6 +100,27 @@ def test_the_figure_has_the_gain_of_each_method_under_each_setting(under, runs_d
         ("TENT", "Continual"): 10, ("TENT", "Mixed domains"): 30, ("PAID", "Continual"): -5,
     }  # fmt: skip
     assert "–: not run." in png.with_suffix(".txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_on_paper_the_figure_is_two_columns_wide_and_nothing_is_cut(
+    columns, under, runs_dir, tmp_path, monkeypatch
+):
+    for setting in ("continual", "mixed", "correlated", "reset"):
+        under("source", 0.3, setting)
+        under("come_eata", 0.2, setting, batch_size=1)
+        under("come_eata", 0.2, setting)
+    made = []
+    monkeypatch.setattr(by_setting, "save_figure", lambda figure, *_: made.append(figure) or [])
+    canvas = Canvas(columns)
+    with canvas.drawing():
+        setting_figures(load(runs_dir), tmp_path / "all", canvas)
+        (figure,) = made
+        figure.draw_without_rendering()
+    box = figure.get_tightbbox()  # in inches
+    assert figure.get_figwidth() == COLUMN_WIDTHS[2]
+    assert box.x0 >= -0.01 and box.x1 <= COLUMN_WIDTHS[2] + 0.01
+    assert box.y0 >= -0.01 and box.y1 <= figure.get_figheight() + 0.01
 
 
 def test_a_report_on_mixed_domains_names_its_stream_mixed(tmp_path, toy):

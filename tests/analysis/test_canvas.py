@@ -90,6 +90,9 @@ def test_on_paper_a_figure_has_its_final_width_and_text_that_can_be_read(
     assert box.y0 >= -0.01 and box.y1 <= figure.get_figheight() + 0.01
     heights = [axes.get_position().height * figure.get_figheight() for axes in figure.axes]
     assert min(heights) > 0.9  # inches: a legend leaves room for the curves
+    if name in ("rounds", "stream", "sweep"):  # and so do names, whatever their length
+        widths = [axes.get_position().width * figure.get_figwidth() for axes in figure.axes]
+        assert min(widths) > 0.55 * figure.get_figwidth()
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from ctta_bench.analysis.figures.attention import AttentionGrid, Picture, attention_figure
-from ctta_bench.analysis.figures.geometry import by_domain, domain_figure, raw_figure
+from ctta_bench.analysis.figures.geometry import by_domain, domain_figure, logarithmic, raw_figure
 from ctta_bench.analysis.kept_models.geometry import compare, source_layer
 from ctta_bench.analysis.kept_models.geometry_runs import read_geometry
 from ctta_bench.analysis.kept_models.stored import kept_models, linear_layers
@@ -252,6 +253,20 @@ def test_a_report_shows_geometry_and_attention_where_models_were_kept(runs):
         f"geometry-mini_vit-aaaaaaaa{x}" for x in (".md", ".tex", ".csv", "-layers.csv")
     } < names
     assert {"geometry-mini_vit-aaaaaaaa-geometry.png", "geometry-mini_vit-aaaaaaaa-raw.pdf"} < names
+
+
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_an_axis_within_a_decade_has_a_few_numbers(which):
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1.6e-4, 2.5e-4], [1.6e-4, 2.5e-4])
+    logarithmic(axes, which)
+    figure.draw_without_rendering()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axis.get_view_interval())
+    shown = [text for text in axis.get_ticklabels(which="both") if text.get_text()]
+    within = [text for text in shown if low <= text.get_position()[which == "y"] <= high]
+    assert 2 <= len(within) <= 4
 
 
 def test_what_cannot_be_drawn_is_said_and_takes_nothing_from_the_report(write, runs_dir):

@@ -14,7 +14,13 @@ from ctta_bench.datasets.io.roots import provenance
 from ctta_bench.datasets.making.corruptions import CORRUPTIONS, VERSION
 from ctta_bench.datasets.rehearsal import benchmarks as module
 from ctta_bench.datasets.rehearsal.benchmarks import embedded, rehearse
-from ctta_bench.datasets.rehearsal.model import Network, fit_head, write_rehearsal_model
+from ctta_bench.datasets.rehearsal.model import (
+    MARGIN,
+    Network,
+    confident,
+    fit_head,
+    write_rehearsal_model,
+)
 from ctta_bench.datasets.rehearsal.photos import SHARED, SYNSETS
 from ctta_bench.datasets.rehearsal.pickled_batches import pickled_batch
 from ctta_bench.errors import ConfigError, DataError
@@ -247,6 +253,10 @@ def test_a_fitted_head_is_right_where_it_was_fitted_and_shuns_absent_classes() -
     logits = features @ weight.T + bias
     np.testing.assert_array_equal(logits.argmax(1), labels)
     assert logits[:, 1].tolist() == [-1] * 12
+    weight, bias = confident(weight, bias, features)
+    wide = features @ weight.T + bias
+    np.testing.assert_array_equal(wide.argmax(1), labels)
+    assert (wide.max(1) - wide.mean(1)).mean() == pytest.approx(MARGIN, rel=1e-4)
 
 
 def test_a_head_is_fitted_again_when_there_are_other_source_images(tmp_path: Path) -> None:
