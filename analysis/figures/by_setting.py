@@ -16,7 +16,7 @@ from ctta_bench.analysis.table.compared import compared_with
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import MISSING, signed
 from ctta_bench.analysis.tables.by_setting import names_of, settings_of, shared
-from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_time
+from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_times
 from ctta_bench.registry import BENCHMARKS, FIGURES, MODELS
 
 COLOURS = "PuOr"  # orange is worse, purple better; told apart with each kind of colour blindness
@@ -56,12 +56,13 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
         if source is None:
             continue
         others = [row for row in of_group if row is not source and not np.isnan(row.mean)]
+        times = relative_times(of_group, source)
         for one in compared_with(source, others, metric):
             name = name_of[one.row.cells["cell"].iloc[0]]
             gain = metric.gain(source.mean, one.row.mean)
             if one.estimate is not None:  # over the seeds that both have
                 gain = one.estimate.scaled(-metric.ascending).mean
-            time, seeds = relative_time(one.row, source), len(one.row.values)
+            time, seeds = times.get(one.row.name, np.nan), len(one.row.values)
             found.append((name, labels[name], head, gain, one.p_holm, time, seeds))
     frame = pd.DataFrame(
         found, columns=["name", "method", "setting", "gain", "p_holm", "time", "seeds"]

@@ -10,7 +10,7 @@ from ctta_bench.analysis.table.compared import Compared, compared_with
 from ctta_bench.analysis.table.notes import counted, enumerated
 from ctta_bench.analysis.table.rows import Row, metric_of, rows, source_row
 from ctta_bench.analysis.table.table import signed
-from ctta_bench.analysis.tables.leaderboard import is_method, relative_time
+from ctta_bench.analysis.tables.leaderboard import is_method, relative_times
 from ctta_bench.scoring.metric import Metric, printed
 
 FEW_IMAGES = 200  # per domain; with fewer there is a warning
@@ -95,7 +95,7 @@ def _verdict(gains: Sequence[_Gain], source: Row, methods: Sequence[Row], group:
             f"{_verb(worse)} worse ({amounts})."
         )
     best = better[0]
-    ratio = relative_time(best.row, source)
+    ratio = relative_times([best.row, source], source).get(best.row.name, np.nan)
     price = f" at {printed(ratio)} × its time" if np.isfinite(ratio) else ""
     alike = _not_distinguishable(best.row, methods, metric)
     unsure = [one.row for one in gains[: gains.index(best)]]

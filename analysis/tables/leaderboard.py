@@ -37,7 +37,7 @@ from ctta_bench.analysis.table.table import (
     signed,
 )
 from ctta_bench.analysis.tables.main import seeds_text, seeds_vary
-from ctta_bench.analysis.tables.measured_cost import find_records
+from ctta_bench.analysis.tables.measured_cost import find_records, median
 from ctta_bench.record.schema import NOT_IN_PAPER
 from ctta_bench.registry import TABLES
 from ctta_bench.scoring.metric import Metric, printed
@@ -84,7 +84,8 @@ def leaderboard(runs: Runs) -> Table:
     )
     frame["rank"] = _ranks(methods, metric).reindex(frame.index)
     frame["alike"] = [row.name in alike for row in found]
-    frame["time"] = [relative_time(row, source) for row in found]
+    times = relative_times(found, source)
+    frame["time"] = [times.get(row.name, np.nan) for row in found]
     frame["memory"] = [memory.get(row.name, np.nan) for row in found]
     frame["source_access"] = [_access(row) for row in found]
     frame["warmup"] = [bool(row.cells["warmup"].astype(bool).any()) for row in found]
@@ -143,11 +144,17 @@ def _ranks(methods: Sequence[Row], metric: Metric) -> "pd.Series[float]":
     return shown.rank(method="min", ascending=not metric.higher_is_better)
 
 
-def relative_time(row: Row, source: Row | None) -> float:
-    """Mean time as a multiple of source's; NaN where they ran on unlike devices."""
-    if source is None or not len(row.finished) or _devices(row) != _devices(source):
-        return float("nan")
-    return _mean(row, "seconds") / _mean(source, "seconds")
+def relative_times(found: Sequence[Row], source: Row | None) -> dict[str, float]:
+    """Time as a multiple of source's, by row: measured by `ctta-bench cost`, else that of the runs.
+
+    Rows on another device than source's have none.
+    """
+    if source is None or not len(source.finished):
+        return {}
+    alike = [row for row in found if len(row.finished) and _devices(row) == _devices(source)]
+    if measured := _measured(alike, "to_reference", same_device=True):
+        return measured
+    return {row.name: _mean(row, "seconds") / _mean(source, "seconds") for row in alike}
 
 
 def _mean(row: Row, cost: str) -> float:
@@ -167,15 +174,8 @@ def _memory(found: Sequence[Row], source: Row | None) -> dict[str, float]:
 
     The peak of a run on a CPU is that of the whole process, and says nothing about a method.
     """
-    folders = sorted({Path(path).parent for row in found for path in row.cells["path"]})
-    records = [record for folder in folders for record in find_records(folder)[0]]
-    if measured := _measured(found[0], records):
-        keys = {
-            row.name: (row.method, str(row.cells["hyperparameters"].iloc[0]))
-            for row in found
-            if not row.starts_from
-        }
-        return {name: measured[key] for name, key in keys.items() if key in measured}
+    if measured := _measured(found, "memory_to_source"):
+        return measured
     if source is None or not _on_gpu(source):
         return {}
     of_source = _mean(source, "peak_memory_mb")
@@ -188,24 +188,43 @@ def _on_gpu(row: Row) -> bool:
     return bool(len(devices)) and not devices.isna().any() and "cpu" not in set(devices)
 
 
-def _measured(row: Row, records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """`memory_to_source` of the records with a row's protocol, by method and hyper-parameters."""
-    cell = row.cells.iloc[0]
-    wanted = (cell["benchmark"], cell["model_sha256"], cell["precision"], cell["batch_size"])
-    return {
-        (str(of["method"]), json.dumps(of["hyperparameters"], sort_keys=True)): float(
-            of["memory_to_source"]
-        )
-        for record in records
-        for of in record["methods"]
-        if wanted
-        == (
-            record["benchmark"],
-            record["model"]["sha256"],
-            record["precision"],
-            record["batch_size"],
-        )
+def _measured(found: Sequence[Row], column: str, *, same_device: bool = False) -> dict[str, float]:
+    """A column of records with the rows' protocol, as multiples of source's, by row.
+
+    A record without source's own entry, or with an empty one, says nothing.
+    """
+    folders = sorted({Path(path).parent for row in found for path in row.cells["path"]})
+    keys = {
+        row.name: (row.method, str(row.cells["hyperparameters"].iloc[0]))
+        for row in found
+        if not row.starts_from
     }
+    values: dict[str, float] = {}
+    for record in (record for folder in folders for record in find_records(folder)[0]):
+        if not _is_of(record, found[0], same_device):
+            continue
+        of = {
+            (str(one["method"]), json.dumps(one["hyperparameters"], sort_keys=True)): median(
+                one[column]
+            )
+            for one in record["methods"]
+        }
+        of_source = {method: value for (method, _), value in of.items()}.get(SOURCE, np.nan)
+        ratios = {name: of.get(key, np.nan) / of_source for name, key in keys.items()}
+        values |= {name: ratio for name, ratio in ratios.items() if np.isfinite(ratio)}
+    return values
+
+
+def _is_of(record: dict[str, Any], row: Row, same_device: bool) -> bool:
+    """Whether a record has the benchmark, weights, precision and batch size of a row."""
+    cell = row.cells.iloc[0]
+    return (
+        record["benchmark"] == cell["benchmark"]
+        and record["model"]["sha256"] == cell["model_sha256"]
+        and record["precision"] == cell["precision"]
+        and record["batch_size"] == cell["batch_size"]
+        and (not same_device or {record["environment"]["device"]} == {d for d, _ in _devices(row)})
+    )
 
 
 def _access(row: Row) -> str:
@@ -297,7 +316,8 @@ def _caption(runs: Runs, found: Sequence[Row]) -> str:
         f"{notes.averaged(runs, 'domains', 'rounds', 'seeds')}{notes.interval(found)}. Rank: the "
         "place by this mean; equal printed means share a place. Gain: over Source, in points, "
         f"positive is better. {KEY} Intervals are not corrected. Time: of predicting and adapting, "
-        "as it was in the runs; other load on the machine affects it. Source data: what the "
+        "as `ctta-bench cost` measured it if its record is in the folder, else as it was in the "
+        "runs, where other load on the machine affects it. Source data: what the "
         "method reads before the stream: none, images, or images with labels; warm-up: it is "
         "trained on them."
     )

@@ -49,7 +49,7 @@ def measured_table(record: Mapping[str, Any]) -> Table:
         raise ValueError("another kind or schema")
     rows = record["methods"]
     frame = pd.DataFrame(
-        [{name: _median(row[name]) for name in _COLUMNS} for row in rows],
+        [{name: median(row[name]) for name in _COLUMNS} for row in rows],
         index=[str(row["method"]) for row in rows],
         columns=list(_COLUMNS),
         dtype=float,
@@ -65,7 +65,8 @@ def measured_table(record: Mapping[str, Any]) -> Table:
     )
 
 
-def _median(value: Any) -> float:
+def median(value: Any) -> float:
+    """A number of a record, or the median of a measured one; NaN for null."""
     if value is None:
         return float("nan")
     return float(value["median"] if isinstance(value, dict) else value)

@@ -109,20 +109,24 @@ def test_memory_is_that_of_a_gpu_and_missing_on_a_cpu(cell, runs_dir, tmp_path):
     assert any("Memory is not recorded by runs on a CPU" in note for note in table.footnotes)
 
 
-def test_memory_that_was_measured_is_taken_for_the_same_protocol_alone(cell, runs_dir):
-    cell("source", {"fog": 0.5})
-    cell("tent", {"fog": 0.2}, hyperparameters={"lr": 0.1})
-    cell("sar", {"fog": 0.3}, hyperparameters={"lr": 0.1})
+def test_time_and_memory_that_were_measured_are_taken_for_the_same_protocol_alone(cell, runs_dir):
+    cpu = {"device": "cpu", "threads": 1}
+    cell("source", {"fog": 0.5}, cost={"seconds": 10.0}, env=cpu)
+    cell("tent", {"fog": 0.2}, hyperparameters={"lr": 0.1}, cost={"seconds": 90.0}, env=cpu)
+    cell("sar", {"fog": 0.3}, hyperparameters={"lr": 0.1}, cost={"seconds": 90.0}, env=cpu)
     cost = dict.fromkeys(
         ["trainable_parameters", "extra_parameters", "extra_state_bytes", "forward_per_image",
          "backward_per_image", "to_reference", "to_bound", "images_per_second",
          "gflops_per_image"], 1,
     ) | {"to_reference": None, "to_bound": None}  # fmt: skip
+    half, whole = ({"median": m, "low": m, "high": m} for m in (0.5, 1.0))
     methods = [
-        cost | {"method": "source", "hyperparameters": {}, "memory_to_source": 1.0},
-        cost | {"method": "tent", "hyperparameters": {"lr": 0.1}, "memory_to_source": 3.2},
+        cost | {"method": "source", "hyperparameters": {}, "memory_to_source": 1.0,
+                "to_reference": half},
+        cost | {"method": "tent", "hyperparameters": {"lr": 0.1}, "memory_to_source": 3.2,
+                "to_reference": whole},
         cost | {"method": "sar", "hyperparameters": {"lr": 0.2}, "memory_to_source": 5.0},
-    ]
+    ]  # fmt: skip
     record = {
         "schema_version": 1, "kind": "cost", "benchmark": "mini_c", "random": False,
         "model": {"name": "mini_vit", "sha256": "a" * 64}, "precision": "float32",
@@ -134,6 +138,14 @@ def test_memory_that_was_measured_is_taken_for_the_same_protocol_alone(cell, run
     assert column(board(runs_dir), "memory × Source") == {
         "TENT": "3.2",
         "SAR": "–",
+        "Source": "1.0",
+    }
+    assert column(board(runs_dir), "time × Source") == {"TENT": "2.0", "SAR": "–", "Source": "1.0"}
+    elsewhere = record["environment"] | {"device": "Some GPU"}
+    file.write_text(json.dumps(record | {"environment": elsewhere}))
+    assert column(board(runs_dir), "time × Source") == {
+        "TENT": "9.0",
+        "SAR": "9.0",
         "Source": "1.0",
     }
     file.write_text(json.dumps(record | {"batch_size": 64}))
