@@ -73,12 +73,15 @@ picture: demo ## docs/images/report.png: the top of the demo's report, 1280 pixe
 rehearse: setup ## every experiment of the paper on made-up data, to its tables; ARGS=--smallest
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/rehearse.py $(ARGS)
 
+# In the order of their names: by the number of their tests, the longest files, which have few, would
+# come last, and one process alone would run the last of them.
+BY_FILE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: setup ## the tests, in a few minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(BY_FILE) $(ARGS)
 
 test-all: setup ## the slow tests too; still without a GPU and Slurm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-	  -m "not gpu and not slurm" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(BY_FILE) -m "not gpu and not slurm" $(ARGS)
 
 test-slurm: setup ## the tests of grids on a real Slurm, which this installs and starts (Debian, root)
 	tests/slurm/cluster.sh install
