@@ -78,6 +78,20 @@ def toy() -> None:
     load_plugin(str(TOY))
 
 
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Figures are composed, and saved as empty files: to draw one in three formats takes most of
+    the time of a report. For tests of a report that look at no picture."""
+    from matplotlib.figure import Figure
+
+    def save(self: Figure, file: Path, **options: object) -> None:
+        file.write_bytes(b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `ctta-bench` in an empty folder, as a user would; returns code, stdout and stderr."""

@@ -19,6 +19,8 @@ from ctta_bench.cli import app
 from ctta_bench.config.experiment import expand_checked, load_experiment
 from ctta_bench.source_models.shared import Models
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def printed_rates(method: str, shift: float = 0.0) -> dict[str, float]:
     """The printed errors of ImageNet-C by domain in [0, 1], plus a shift."""

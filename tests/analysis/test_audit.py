@@ -18,6 +18,8 @@ from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.run.engine import run_cell
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 STORED = Path(__file__).parent / "stored" / "first"  # finished cells, as the engine left them
 
 

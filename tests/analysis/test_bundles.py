@@ -22,6 +22,8 @@ from ctta_bench.record.archive import read_archive
 from ctta_bench.record.arrays import read_all_arrays
 from ctta_bench.record.bundle import Bundle, write_bundle
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 STORED = Path(__file__).parent / "stored" / "first"
 OF_SCORES = {"ece", "nll", "brier"}
 

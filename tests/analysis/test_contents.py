@@ -10,6 +10,8 @@ from ctta_bench.analysis.report.write import write_report
 from ctta_bench.errors import ConfigError
 from ctta_bench.registry import FIGURES, TABLES, load_plugin
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RATES = {"fog": 0.2, "snow": 0.4}
 PLUGIN = '''
 """The widest gap between domains, as a table and a figure."""

@@ -10,6 +10,8 @@ from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.headline import headline
 from ctta_bench.cli import app
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def sentence(runs_dir) -> str:
     (group,) = load(runs_dir).groups()

@@ -18,6 +18,8 @@ from ctta_bench.analysis.tables.severities import severity_tables
 from ctta_bench.cli import app
 from ctta_bench.record.schema import SCHEMA_VERSION
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
 
 

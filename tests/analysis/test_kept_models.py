@@ -21,6 +21,8 @@ from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.geometry import CIRCULAR, geometry_table
 from ctta_bench.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RATES = {"gaussian_noise": 0.6, "fog": 0.4}
 FILES = ("00-gaussian_noise", "01-fog")
 

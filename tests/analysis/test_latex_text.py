@@ -13,6 +13,8 @@ from ctta_bench.analysis.table.table import Entry, Table, ranked
 from ctta_bench.analysis.tables.main import main_table
 from ctta_bench.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def table(columns=2, lines=3, groups=(), name="mini-1a2b3c4d", text="10.0", **options):
     names = ["source", "tent", "my_own (paper) rank=2", *(f"m{n}" for n in range(lines - 3))]

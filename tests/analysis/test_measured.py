@@ -9,6 +9,8 @@ from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.measured_cost import find_records, measured_table
 from ctta_bench.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def spread(median: float) -> dict[str, float]:
     return {"median": median, "low": median - 0.1, "high": median + 0.1}

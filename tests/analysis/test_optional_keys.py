@@ -8,6 +8,8 @@ from ctta_bench.analysis.report.contents import made_tables
 from ctta_bench.analysis.report.write import write_report
 from ctta_bench.analysis.tables.cost import cost_table
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RATES = {"gaussian_noise": 0.4, "fog": 0.2}
 OPTIONAL = [
     "cost",

@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 from ctta_bench.analysis.paper.quoted import quoted_tables
 from ctta_bench.cli import app
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # Printed mean and the mean of the printed cells, where rounding cannot explain the difference.
 ERRATA = {"tent": (55.7, 55.85), "dept": (53.4, 53.58), "paid": (62.2, 61.86)}
 ROUNDING = 0.05 + 1e-9

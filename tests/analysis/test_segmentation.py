@@ -14,6 +14,8 @@ from ctta_bench.analysis.tables.main import main_table, round_table, significanc
 from ctta_bench.errors import RunError
 from tests.analysis.street_cells import IGNORE, row, scores, write_street_cell
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # Classes 0 to 3. Labels 0 0 1 1; predictions 0 1 1 1: IoU of 0 is 1/2, of 1 is 2/3.
 HALF = (row(0, 0, 1, 1), row(0, 1, 1, 1))
 RIGHT = (row(0, 0, 1, 1), row(0, 0, 1, 1))
