@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import ctta_bench
+from ctta_bench.cli import app
+from ctta_bench.registry import BENCHMARKS, METHODS
 
 ROOT = Path(__file__).parents[1]
 TOY = Path(__file__).parent / "toy.py"
@@ -118,17 +120,21 @@ def test_public_ci_runs_every_python_that_is_supported() -> None:
 
 
 def test_the_templates_to_copy_run_as_plug_ins(
-    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     method, benchmark = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "method.py").write_text(method, encoding="utf-8")
     (tmp_path / "benchmark.py").write_text(benchmark, encoding="utf-8")
     plugins = ["--plugin", "method.py", "--plugin", "benchmark.py", "--plugin", str(TOY)]
 
-    done = command("run", "my_method", "my_benchmark", "--model", "toy_vit", *plugins)
+    call = ["run", "my_method", "my_benchmark", "--model", "toy_vit", *plugins]
+    done = CliRunner().invoke(app, call)
+    METHODS.forget(METHODS.find("my_method").module)  # other tests walk over all entries
+    BENCHMARKS.forget(BENCHMARKS.find("my_benchmark").module)
 
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert re.search(r"\bday\b.*\bnight\b", done.stdout, flags=re.DOTALL)
 
 

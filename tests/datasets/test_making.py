@@ -1,10 +1,12 @@
 """Self-made sets: every byte is that of the corruption, whoever makes it and however often."""
 
 import json
+import multiprocessing
 import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +32,21 @@ SHARD = 4
 
 
 make_set = partial(module.make_set, shard=SHARD)
+
+
+@pytest.fixture(autouse=True)
+def here() -> Iterator[None]:
+    """Images are made in this process, as in one that may start no others: it takes a second to
+    start one."""
+    multiprocessing.current_process().daemon = True
+    yield
+    multiprocessing.current_process().daemon = False
+
+
+@pytest.fixture
+def elsewhere(here: None) -> None:
+    """Images are made in worker processes."""
+    multiprocessing.current_process().daemon = False
 
 
 @pytest.fixture
@@ -67,6 +84,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # Arrays, as CIFAR-10-C.
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_an_array_holds_five_blocks_by_severity_of_the_images_in_their_order(
     clean: CleanArray, tmp_path: Path
 ) -> None:
@@ -90,6 +108,7 @@ def test_a_made_array_has_the_bytes_that_numpy_saves(clean: CleanArray, tmp_path
     assert (tmp_path / "set" / "contrast.npy").read_bytes() == stream.getvalue()
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("recipe", [CIFAR, IMAGENET], ids=["arrays", "folders"])
 def test_one_and_two_workers_make_the_same_bytes(
     recipe: Recipe, clean: CleanArray, tmp_path: Path
