@@ -4,6 +4,9 @@ So the source model is right on every clean image, and errors come from the doma
 plug-in like a user's: tests load it by path, in this process and in others.
 """
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -53,9 +56,15 @@ def pictures(count: int, seed: int = 0) -> torch.Tensor:
 
 def labelled(seed: int, labeller: str) -> tuple[np.ndarray, np.ndarray]:
     """Clean pictures uint8 and the labels that the model called `labeller` gives them."""
+    images, labels = _labelled(seed, MODELS.get(labeller))
+    return images.copy(), labels.copy()
+
+
+@functools.cache  # every domain of every run asks for them
+def _labelled(seed: int, network: Callable[[], nn.Module]) -> tuple[np.ndarray, np.ndarray]:
     images = (pictures(IMAGES, seed) * 255).byte()
     with torch.no_grad():
-        labels = MODELS.get(labeller)().eval()((images.float() / 255 - 0.5) / 0.5).argmax(-1)
+        labels = network().eval()((images.float() / 255 - 0.5) / 0.5).argmax(-1)
     return images.numpy(), labels.numpy()
 
 

@@ -4,6 +4,8 @@ So the source model is right on every clean pixel, and errors come from the doma
 are twice as large as the images, a part of them is ignored. It is a plug-in like a user's.
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import nn
@@ -43,6 +45,12 @@ def toy_segformer() -> nn.Module:
 
 def labelled(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Clean pictures uint8 [n, 3, 32, 48] and their maps uint8 [n, 64, 96], left edge ignored."""
+    images, maps = _labelled(seed)
+    return images.copy(), maps.copy()
+
+
+@functools.cache  # every domain of every run asks for them
+def _labelled(seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(IMAGES, 3, 4, 6, generator=generator)
     images = (interpolate(coarse, size=(SIDE, 48), mode="bilinear") * 255).byte()

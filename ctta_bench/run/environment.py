@@ -47,6 +47,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+@functools.cache  # reading the metadata takes 2 ms
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
