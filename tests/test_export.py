@@ -116,21 +116,28 @@ def folder(tmp_path: Path, toy: None) -> RunFolder:
     return RunFolder(tmp_path / "cell")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of LoRA with the model of each domain."""
+    folder = RunFolder(tmp_path_factory.mktemp("whole") / "cell")
+    run_cell(resolve(request()), folder)
+    return folder
+
+
 def models(folder: RunFolder) -> dict[str, dict[str, torch.Tensor]]:
     files = sorted(folder.path.glob("models/*.safetensors"))
     return {file.stem: safetensors.torch.load_file(file) for file in files}
 
 
-def test_a_run_keeps_the_model_at_the_end_of_each_domain(folder: RunFolder) -> None:
+def test_a_run_keeps_the_model_at_the_end_of_each_domain(whole: RunFolder) -> None:
     cell = resolve(request())
-    run_cell(cell, folder)
-    found = models(folder)
+    found = models(whole)
     assert list(found) == ["00-clean", "01-dark", "02-noise"]
     assert set(found["00-clean"]) == set(toy.toy_vit().state_dict())
     weights = [state["blocks.0.attn.proj.weight"] for state in found.values()]
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
-    with safe_open(folder.path / "models/01-dark.safetensors", framework="pt") as file:
+    with safe_open(whole.path / "models/01-dark.safetensors", framework="pt") as file:
         metadata = file.metadata()
     assert metadata["cell"] == cell.id
     assert metadata["model"] == "toy_vit"
@@ -158,13 +165,11 @@ def test_keeping_models_is_no_part_of_the_identity(toy: None) -> None:
     assert len(ids) == 1
 
 
-def test_the_last_model_is_that_of_the_last_domain(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_last_model_is_that_of_the_last_domain(folder: RunFolder, whole: RunFolder) -> None:
     run_cell(resolve(request(keep_models="last")), folder)
-    other = RunFolder(tmp_path / "other")
-    run_cell(resolve(request()), other)
     assert list(models(folder)) == ["last"]
     for key, value in models(folder)["last"].items():
-        assert torch.equal(value, models(other)["02-noise"][key])
+        assert torch.equal(value, models(whole)["02-noise"][key])
 
 
 def test_a_done_cell_without_its_models_asks_for_force(folder: RunFolder) -> None:
@@ -214,11 +219,9 @@ def stop_after(batches: int) -> Any:
 
 @pytest.mark.parametrize("batches", [5, 6, 15])
 def test_an_interrupted_run_ends_with_the_same_models(
-    batches: int, folder: RunFolder, tmp_path: Path
+    batches: int, folder: RunFolder, whole: RunFolder
 ) -> None:
     """Five batches a domain: before, at and after its end."""
-    whole = RunFolder(tmp_path / "whole")
-    run_cell(resolve(request()), whole)
     with pytest.raises(KeyboardInterrupt):
         run_cell(
             resolve(request()), folder, RunOptions(loggers=[stop_after(batches)], checkpoint="2")
