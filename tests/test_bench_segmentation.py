@@ -54,7 +54,7 @@ def test_every_method_for_segmentation_is_counted(bench: ModuleType) -> None:
     [
         ("source", "default"),
         *(
-            (name, "paper")
+            pytest.param(name, "paper", marks=() if name in ("paid", "cotta") else pytest.mark.slow)
             for name in ("tent", "vdp", "cmae", "paid", "cotta", "vida", "svdp", "becotta")
         ),
     ],

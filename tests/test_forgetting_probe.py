@@ -42,7 +42,18 @@ def bits(tree: Any) -> Any:
     return tree
 
 
-@pytest.mark.parametrize("name", [n for n in CLASSIFYING if not METHODS.get(n).learns_labels])
+# A probe takes the state that a checkpoint takes, which test_method.py has for every method.
+PROBED = {"source", "tent", "cotta", "dpcore", "kff", "reservoir"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in PROBED else pytest.mark.slow)
+        for name in CLASSIFYING
+        if not METHODS.get(name).learns_labels
+    ],
+)
 def test_a_probe_leaves_every_method_as_it_was(name: str) -> None:
     opened = open_cell(cell(name, probe="domains"))
     method = opened.method()

@@ -120,7 +120,7 @@ REFUSED = {
         pytest.param("fashion_vit", marks=pytest.mark.slow),
         pytest.param("fashion_cnn", marks=pytest.mark.slow),
         "small_resnet",
-        "small_vit",
+        pytest.param("small_vit", marks=pytest.mark.slow),  # test_method.py has another ViT
     ],
 )
 @pytest.mark.parametrize("method", ALL)
@@ -234,7 +234,11 @@ def without_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_source")
-@pytest.mark.parametrize("name", [n for n in ALL if n not in SEGMENTS])
+@pytest.mark.parametrize(
+    "name",
+    # One stands for those that need none.
+    ["tent", *(n for n in ALL if n not in SEGMENTS and METHODS.get(n).source_access != "none")],
+)
 def test_without_source_data_a_method_either_needs_none_or_says_where_it_belongs(
     name: str, tmp_path: Path
 ) -> None:

@@ -61,12 +61,13 @@ REFUSED = {(r, s): f"setting {s} needs severities" for r in NO_SEVERITIES for s 
 
 
 def default_and_slow(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
-    """By default each reader under one setting, and each setting on one reader; else slow."""
+    """By default each reader of files under one setting: embedded benchmarks have tests of their
+    own, and test_protocols.py runs every setting."""
     return [
         pytest.param(
             reader,
             setting,
-            marks=() if setting == "continual" or reader == "cifar10_c" else pytest.mark.slow,
+            marks=() if setting == "continual" and READERS[reader][1] else pytest.mark.slow,
         )
         for reader, setting in pairs
     ]

@@ -128,7 +128,7 @@ def test_another_scale_is_another_cell_and_a_footnote(small: Path, tmp_path: Pat
 MODES = {"source": {}, "tent": {}, "cotta": {"views": 2}, "paid": {"source_samples": 2}}
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", MODES)
 def test_a_segformer_runs_one_picture_on_a_cpu_and_the_record_states_its_norms(
     method: str, size: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -122,7 +122,9 @@ def test_names_objects_and_built_methods_agree_bit_identically() -> None:
     assert found[0].name == named.name
 
 
-@pytest.mark.parametrize("model", ["scenes_vit", "scenes_cnn"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("scenes_vit", marks=pytest.mark.slow), "scenes_cnn"]
+)
 def test_an_object_takes_the_preset_of_its_benchmark_for_the_given_model(model: str) -> None:
     from ctta_bench.config.presets import preset_values
 

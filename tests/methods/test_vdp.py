@@ -31,7 +31,7 @@ def canvas(method: Method, height: int = 16, width: int = 16) -> Tensor:
 # -- the prompts
 
 
-@pytest.mark.parametrize("side", [224, 384])
+@pytest.mark.parametrize("side", [pytest.param(224, marks=pytest.mark.slow), 384])
 def test_vit_base_has_1800_values_at_any_size(side: int) -> None:
     with torch.device("meta"):
         network = timm.create_model(f"vit_base_patch16_{side}")
