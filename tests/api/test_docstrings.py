@@ -19,6 +19,8 @@ from ctta_bench.stream import Benchmark
 from tests.api.test_own_model import Cosine
 from tests.conftest import TOY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 toy: Any = load_plugin(str(TOY))
 IMAGES, LABELS = toy.labelled(1, "toy_vit")
 CALLED: dict[str, Any] = {
@@ -48,8 +50,16 @@ def examples(target: Any) -> list[str]:
     return [textwrap.dedent(block) for block in blocks] + inline
 
 
+@pytest.fixture(scope="module")
+def results() -> dict[str, ctta_bench.Result]:
+    """What examples compare, save and report."""
+    return {name: ctta_bench.evaluate(name, "toy", examples=10) for name in ("source", "tent")}
+
+
 @pytest.fixture
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def names(
+    results: dict[str, ctta_bench.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
     monkeypatch.chdir(tmp_path)
     for domain, label in (("day", "a"), ("day", "b"), ("night", "a")):
         (tmp_path / "photos" / domain / label).mkdir(parents=True, exist_ok=True)
@@ -60,8 +70,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     data = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
     network, encoder = toy.toy_vit(), toy.toy_vit()
     encoder.head = nn.Identity()
-    source = ctta_bench.evaluate("source", "toy", examples=10)
-    source.save("runs/quickstart")
+    results["source"].save("runs/quickstart")
     found = {
         **{name: getattr(ctta_bench, name) for name in ctta_bench.__all__},
         "Benchmark": Benchmark,
@@ -76,9 +85,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         "encoder": encoder,
         "zero_shot_head": Cosine(),
         "camera": [IMAGES[:4], IMAGES[4:8]],
-        "source": source,
-        "tent": ctta_bench.evaluate("tent", "toy", examples=10),
-        "FOLDER": source.save("runs/one"),
+        **results,
+        "FOLDER": results["source"].save("runs/one"),
         "ctta_bench": ctta_bench,
         "print": lambda *values: None,
     }
