@@ -17,6 +17,8 @@ from ctta_bench.stream import as_input
 from tests.conftest import TOY
 from tests.methods import toy
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 EXPERIMENT = """
 methods:
   - {name: source}
