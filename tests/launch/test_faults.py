@@ -26,7 +26,7 @@ from tests.launches import PLUGINS, batches, call, grid, slow, start, states, un
 from tests.launches import write_grid as write
 
 TESTS = Path(__file__).parents[1]
-pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("toy", "undrawn"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,11 @@ def fill(disk: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_resumes(
-    jobs: int, disk: Path, tmp_path: Path, whole: dict[str, Any]
+    jobs: int,
+    disk: Path,
+    tmp_path: Path,
+    whole: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = disk / "runs"
     file = write(tmp_path, slow(0.2), slow(0.2, lr=0.01))
@@ -96,6 +100,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_resumes(
     for rest in filling:
         rest.unlink()
     mount("-o", "remount,size=4m", disk)
+    monkeypatch.setenv("CTTA_NO_PAUSE", "1")
     assert grid(file, "--executor", "debug", *options).exit_code == 0
     assert states(runs) == ["done"] * 2
     first = next(c for c in runs.glob("slow-*") if "lr: 0.01" not in (c / "cell.yaml").read_text())
