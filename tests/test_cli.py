@@ -483,17 +483,20 @@ def test_an_interrupt_checkpoints_says_so_and_resumes_bit_identically(
     assert cut.read_bytes() == whole.read_bytes()
 
 
-def test_a_disk_without_space_gives_one_sentence_and_no_half_result(tmp_path: Path) -> None:
+def test_a_disk_without_space_gives_one_sentence_and_no_half_result(
+    invoke: Invoke, tmp_path: Path
+) -> None:
     import resource
 
-    def small_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200))
-
-    process = start("run", "tent", "toy", cwd=tmp_path, preexec_fn=small_files)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert errors.startswith("error: ") and "Traceback" not in errors
+    no_signal = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1200, before[1]))  # bytes of a file
+    try:
+        result = invoke("run", "tent", "toy", *PLUGIN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, no_signal)
+    refused(result)
     assert not list(tmp_path.rglob("result.json"))
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -505,8 +508,8 @@ def test_shell_completion_is_offered(command: Run) -> None:
     assert "complete" in done.stdout
 
 
-def test_a_user_s_method_file_runs_in_a_pipe_without_a_progress_bar(
-    command: Run, invoke: Invoke, tmp_path: Path
+def test_a_user_s_method_file_runs_without_a_terminal_and_without_a_progress_bar(
+    invoke: Invoke, tmp_path: Path
 ) -> None:
     (tmp_path / "my_method.py").write_text(
         '"""Mine."""\n'
@@ -521,8 +524,8 @@ def test_a_user_s_method_file_runs_in_a_pipe_without_a_progress_bar(
     )
     plugins = (*PLUGIN, "--plugin", "my_method.py")
     assert "mine" in invoke("list", "methods", *plugins).stdout
-    done = command("run", "mine", "toy", *plugins)
-    assert done.returncode == 0
+    done = invoke("run", "mine", "toy", *plugins)
+    assert done.exit_code == 0, done.output
     assert "img/s" not in done.stderr and "\x1b" not in done.stdout + done.stderr
     from ctta_bench.registry import METHODS
 
