@@ -17,8 +17,6 @@ from ctta_bench.datasets import fashion_rotation, streets_acdc
 # Segmentation has an embedded benchmark of its own, and a test below.
 OF_SEGMENTATION = {"paper/main_acdc"}
 NAMES = {n for n in experiment_files() if n.startswith(("paper/", "controls/"))} - OF_SEGMENTATION
-# The rest take minutes together.
-FAST = {"controls/wrong_side"}
 # What a page must contain in addition to its table of methods, in lower case.
 NEEDED = {
     "paper/geometry": ["geometry of adapted weights", "by construction"],
@@ -41,10 +39,9 @@ NEEDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # up to 45 cells, on a busy machine
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in sorted(NAMES)]
-)
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_the_experiment_runs_to_its_report(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
