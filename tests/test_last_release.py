@@ -32,6 +32,8 @@ from ctta_bench.parts.families.weighted import (
 )
 from ctta_bench.source_models.tiny import tiny_vit
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 HERE = Path(__file__).parent
 STORED = HERE / "stored" / "0.1.0"
 NAMES = json.loads((HERE / "public_names.json").read_text("utf-8"))
