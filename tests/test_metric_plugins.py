@@ -23,6 +23,8 @@ from ctta_bench.run.engine import run_cell
 from ctta_bench.run.options import RunOptions
 from tests.test_engine import StopAfter
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TOP_THREE = '''
 """One more measure of classification."""
 

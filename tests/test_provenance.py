@@ -25,7 +25,7 @@ from ctta_bench.stream.image_sets import ArrayImages, first_images
 from tests.conftest import TOY
 from tests.launches import call
 
-pytestmark = pytest.mark.usefixtures("toy")
+pytestmark = pytest.mark.usefixtures("toy", "undrawn")
 METHOD = '''
 import torch
 

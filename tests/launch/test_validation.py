@@ -12,7 +12,7 @@ from ctta_bench.measuring.plan import memory_shortages
 from tests.launches import call
 from tests.launches import write_grid as write
 
-pytestmark = pytest.mark.usefixtures("toy")
+pytestmark = pytest.mark.usefixtures("toy", "undrawn")
 
 EVERY_KIND = """\
 methods:
