@@ -21,6 +21,8 @@ from ctta_bench.launch.profiles import Profile
 
 FOLDER = "shell"
 COMMANDS = "jobs.txt"
+POOL = 4  # commands at a time, where a pool on one machine runs them
+INDENT = " " * 14  # of the command in kubernetes.yaml
 
 
 class _Template(string.Template):
@@ -38,12 +40,19 @@ def emit(launch: Launch, profile: Profile) -> Path:
     file.write_text("".join(f"{command}\n" for command in commands), encoding="utf-8")
     name = re.sub(r"[^A-Za-z0-9]+", "-", f"ctta-{launch.directory.name}").strip("-")[:50]
     hours, minutes = divmod(profile.time_minutes, 60)
+    count, limit = len(commands), f"%{profile.parallel}" if profile.parallel else ""
     values = {
         "name": name,
         "dns_name": name.lower(),
-        "count": len(commands),
+        "count": count,
+        "at_once": min(profile.parallel or count, count),
+        "pool": profile.parallel or POOL,
+        "limit": limit,
+        # PBS refuses an array of one.
+        "pbs_array": f"#PBS -J 1-{count}{limit}" if count > 1 else "# no array",
         "cpus": profile.cpus,
         "gpus": profile.gpus or 0,
+        "pbs_gpus": f":ngpus={profile.gpus}" if profile.gpus else "",
         "lsf_gpus": f'#BSUB -gpu "num={profile.gpus}"' if profile.gpus else "# no GPU",
         "sge_gpus": f",gpu={profile.gpus}" if profile.gpus else "",
         "memory_mb": int((profile.memory_gb or 4) * 1024),
@@ -51,6 +60,8 @@ def emit(launch: Launch, profile: Profile) -> Path:
         "walltime": f"{hours:02d}:{minutes:02d}:00",
         "file": shlex.quote(str(file)),
         "launch": shlex.quote(str(launch.folder)),
+        "setup": "".join(f"{line}\n" for line in profile.setup),
+        "setup_indented": "".join(f"{line}\n{INDENT}" for line in profile.setup),
         "folder": json.dumps(str(launch.directory)),
     }
     for template in _templates():

@@ -32,17 +32,18 @@ def test_each_job_is_a_line_and_the_templates_have_the_resources_of_the_profile(
     tmp_path: Path,
 ) -> None:
     file = write_grid(tmp_path, "source", "tent", more="seeds: [0, 1]")
-    text = "cpus: 3\nmemory_gb: 2\ntime_minutes: 90\ngpus: 1\ncells_per_job: 3\n"
+    text = "cpus: 3\nmemory_gb: 2\ntime_minutes: 90\ngpus: 1\ncells_per_job: 3\nparallel: 1\n"
     commands, lines = emit(tmp_path, file, text)
     assert [line.split()[-1] for line in lines] == ["0", "1"]
     assert all(" work " in line and str(tmp_path / "runs") in line for line in lines)
     found = {f.name: f.read_text() for f in commands.parent.iterdir()}
-    assert "#PBS -J 1-2" in found["pbs.sh"] and "walltime=01:30:00" in found["pbs.sh"]
+    assert "#PBS -J 1-2%1" in found["pbs.sh"] and "walltime=01:30:00" in found["pbs.sh"]
     assert "ncpus=3:ngpus=1:mem=2048mb" in found["pbs.sh"]
-    assert '#BSUB -J "ctta-runs[1-2]"' in found["lsf.sh"] and "#BSUB -W 90" in found["lsf.sh"]
-    assert "#$ -t 1-2" in found["sge.sh"] and "gpu=1" in found["sge.sh"]
+    assert '#BSUB -J "ctta-runs[1-2]%1"' in found["lsf.sh"] and "#BSUB -W 90" in found["lsf.sh"]
+    assert "#$ -t 1-2\n#$ -tc 1" in found["sge.sh"] and "gpu=1" in found["sge.sh"]
+    assert "-P 1" in found["xargs.sh"] and "--jobs 1" in found["parallel.sh"]
     job = yaml.safe_load(found["kubernetes.yaml"])
-    assert (job["kind"], job["spec"]["completions"]) == ("Job", 2)
+    assert (job["kind"], job["spec"]["completions"], job["spec"]["parallelism"]) == ("Job", 2, 1)
     for name, text in found.items():
         assert "@" not in text, name
         if name.endswith(".sh"):
@@ -52,7 +53,7 @@ def test_each_job_is_a_line_and_the_templates_have_the_resources_of_the_profile(
 
 def test_the_templates_run_the_line_of_their_index(tmp_path: Path) -> None:
     file = write_grid(tmp_path, "source", more="seeds: [0, 1]")
-    commands, _ = emit(tmp_path, file, "cpus: 1\n")
+    commands, _ = emit(tmp_path, file, "cpus: 1\nsetup: ['echo loaded', 'echo twice']\n")
     commands.write_text("echo first\necho second\n")
     for variable, value, words in (
         ("PBS_ARRAY_INDEX", "2", ["sh", "pbs.sh"]),
@@ -63,7 +64,7 @@ def test_the_templates_run_the_line_of_their_index(tmp_path: Path) -> None:
             words, cwd=commands.parent, env=os.environ | {variable: value}, capture_output=True,
             text=True, check=True,
         )  # fmt: skip
-        assert done.stdout == "second\n", variable
+        assert done.stdout == "loaded\ntwice\nsecond\n", variable
     job = yaml.safe_load((commands.parent / "kubernetes.yaml").read_text())
     (line,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
     (tmp_path / "ctta-bench").write_text("#!/bin/sh\necho $*\n")  # that of the image
@@ -73,11 +74,20 @@ def test_the_templates_run_the_line_of_their_index(tmp_path: Path) -> None:
         ["sh", "-c", line], env=os.environ | {"PATH": path, "JOB_COMPLETION_INDEX": "1"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout == f"work {commands.parent.parent} 1\n"
+    assert done.stdout == f"loaded\ntwice\nwork {commands.parent.parent} 1\n"
     both = subprocess.run(
         ["sh", "xargs.sh"], cwd=commands.parent, capture_output=True, text=True, check=True
     )
-    assert sorted(both.stdout.split()) == ["first", "second"]
+    assert sorted(both.stdout.split()) == ["first", "loaded", "second", "twice"]
+
+
+def test_one_command_is_no_array_of_pbs_which_would_refuse_it(tmp_path: Path) -> None:
+    commands, _ = emit(tmp_path, write_grid(tmp_path, "source"), "cpus: 1\n")
+    commands.write_text("echo only\n")
+    script = commands.with_name("pbs.sh")
+    assert "#PBS -J" not in script.read_text() and "ngpus" not in script.read_text()
+    done = subprocess.run(["sh", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "only\n"
 
 
 @pytest.mark.parametrize(

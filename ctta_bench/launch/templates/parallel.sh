@@ -1,3 +1,3 @@
 #!/bin/sh
-# GNU parallel: sh parallel.sh   (four commands at a time; a second call runs what is left)
-exec parallel --jobs 4 --retries 2 < @file
+# GNU parallel: sh parallel.sh   (@pool commands at a time; a second call runs what is left)
+@{setup}exec parallel --jobs @pool --retries 2 < @file
