@@ -32,7 +32,7 @@ PROFILE = """\
 memory_gb: 0.5
 time_minutes: 10
 cpus: 2
-cells_per_job: 15
+cells_per_job: {cells_per_job}
 workers_per_job: 2
 parallel: 2
 """
@@ -41,25 +41,30 @@ parallel: 2
 class Grid:
     """The grid under test, and what is done to it. cells: three for each seed."""
 
-    def __init__(self, folder: Path, cells: int) -> None:
+    def __init__(self, folder: Path, cells: int, cells_per_job: int) -> None:
         self.folder, self.runs = folder, folder / "runs"
         self.file, self.profile = folder / "stress.yaml", folder / "profile.yaml"
         seeds = list(range(cells // 3))
         self.file.write_text(f"methods: [{ENTRIES}]\nbenchmarks: [toy]\nseeds: {seeds}\n")
-        self.profile.write_text(PROFILE)
+        self.profile.write_text(PROFILE.format(cells_per_job=cells_per_job))
         self.submitting: subprocess.Popen[bytes] | None = None
         self.log = (folder / "launchers.log").open("w")
 
     def launcher(self, *more: object) -> "subprocess.Popen[bytes]":
         """A process of `ctta-bench grid`."""
         words = [sys.executable, "-m", "ctta_bench", "grid", self.file, *PLUGINS, "--device", "cpu"]
-        words += ["--checkpoint", 2, *more]
+        words += more
         return subprocess.Popen(list(map(str, words)), stdout=self.log, stderr=self.log)
+
+    def alone(self) -> "subprocess.Popen[bytes]":
+        """A process that runs the same cells on this machine, without faults."""
+        return self.launcher("--executor", "debug", "--quiet", "--out", self.folder / "alone")
 
     def submit(self) -> "subprocess.Popen[bytes]":
         """The launcher that submits what is neither done nor under way, a new one if none runs."""
         if self.submitting is None or self.submitting.poll() is not None:
-            self.submitting = self.launcher("--profile", self.profile, "--out", self.runs)
+            words = ("--profile", self.profile, "--out", self.runs, "--checkpoint", 2)
+            self.submitting = self.launcher(*words)
         return self.submitting
 
     def processes(self) -> list[int]:
@@ -143,7 +148,7 @@ def left(grid: Grid) -> list[str]:
 
 
 def problems(grid: Grid) -> list[str]:
-    """What is wrong at the end."""
+    """What is wrong at the end, when the run without faults has ended, too."""
     status = folder_status(grid.runs)
     found = [f"{c.cell}: {c.state} {c.reason}" for c in status.cells if c.state != "done"]
     ends = collections.Counter(
@@ -155,7 +160,6 @@ def problems(grid: Grid) -> list[str]:
     found += [f"{cell}: done {count} times" for cell, count in ends.items() if count > 1]
     found += left(grid)
     alone = grid.folder / "alone"
-    grid.launcher("--executor", "debug", "--quiet", "--out", alone).wait()
     cells = {file.parent.name for file in alone.glob(f"*/{RESULT_FILE}")}
     if cells != {cell.cell for cell in status.cells}:
         found.append(f"{len(cells)} cells alone, {len(status.cells)} on Slurm")
@@ -170,6 +174,7 @@ def main() -> int:
     """Run; prints a line of facts, and a line for each problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=60, help="a multiple of three")
+    parser.add_argument("--cells-per-job", type=int, help="default: 15, or a twentieth if more")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long faults happen")
     parser.add_argument("--patience", type=float, default=30.0, help="minutes to end after that")
     parser.add_argument("--seed", type=int, default=0)
@@ -181,9 +186,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stress-") as temporary:
         folder = asked.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        grid = Grid(folder, asked.cells)
+        grid = Grid(folder, asked.cells, asked.cells_per_job or max(15, asked.cells // 20))
+        alone = grid.alone()
         faults = under_faults(grid, asked.minutes, asked.patience)
         minutes = (time.monotonic() - began) / 60
+        alone.wait()
         found = problems(grid)
     counted = ", ".join(f"{name} {count}" for name, count in sorted(faults.items()))
     print(f"{asked.cells} cells in {minutes:.1f} minutes; faults: {counted}")
