@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ctta_bench.source_models.shared import Models
 
 EXECUTORS = ("local", "slurm", "debug")
-FEW_FAILURES = 5  # earlier failures that are named
+FEW = 5  # cells that a message names, one in each line
 
 
 @dataclass(frozen=True)
@@ -268,10 +268,8 @@ def grid(
     if options.retry == "failed" and not chosen.todo and not chosen.outcome.failed:
         typer.echo(f"{directory}: no cell has failed.")
         return
-    for step, reason in list(chosen.again.items())[:FEW_FAILURES]:
-        print_error(f"{step}: {reason}", "failed before, runs again")
-    if (more := len(chosen.again) - FEW_FAILURES) > 0:
-        print_error(f"{more} more cells", "failed before, run again")
+    again = [f"{step}: {reason}" for step, reason in chosen.again.items()]
+    _print_few(again, "failed before, runs again")
     launch = Options(
         options.device,
         options.force,
@@ -392,8 +390,16 @@ def _emit(chosen: "Selection", directory: Path, profile: "Profile", options: "Op
 
 
 def _print_queued(chosen: "Selection") -> None:
-    for step, job in chosen.queued.items():
-        print_error(f"{step} is in job {job}", "not submitted again")
+    queued = [f"{step} is in job {job}" for step, job in chosen.queued.items()]
+    _print_few(queued, "not submitted again")
+
+
+def _print_few(cells: "Sequence[str]", label: str) -> None:
+    """Print the first few lines about cells, and the number of the others."""
+    for line in cells[:FEW]:
+        print_error(line, label)
+    if len(cells) > FEW:
+        print_error(f"{len(cells) - FEW} more cells", label)
 
 
 def _share(

@@ -330,12 +330,13 @@ def submit_slurm(
 
 
 def by_attempt(steps: Sequence[Step], directory: Path) -> dict[int, list[Step]]:
-    """Steps by the number of earlier launches that have begun them and were not cancelled."""
+    """Steps by the number of earlier launches that have begun them and did not cancel them."""
     begun = Counter(
         step
         for launch in launches(directory)
         if not launch.is_cancelled
         for step in {str(event["step"]) for _, event in launch.events() if "step" in event}
+        - launch.cancelled_steps()
     )
     found: dict[int, list[Step]] = {}
     for step in steps:
@@ -346,10 +347,14 @@ def by_attempt(steps: Sequence[Step], directory: Path) -> dict[int, list[Step]]:
 def emit_shell(
     steps: Sequence[Step], directory: Path, profile: Profile, options: Options
 ) -> tuple[Path, int]:
-    """Write one shell command per job; returns the file of the commands, and their number."""
-    launch, _ = _planned("shell", steps, directory, profile, options)
+    """Write one shell command per job; returns the file of the commands, and their number.
+
+    All have the resources of the step with the most attempts.
+    """
+    grown = profile.at(max(by_attempt(steps, directory)))
+    launch, _ = _planned("shell", steps, directory, grown, options)
     launch.end()
-    return emit(launch, profile), launch.number_of_jobs
+    return emit(launch, grown), launch.number_of_jobs
 
 
 def _planned(

@@ -181,7 +181,7 @@ class CancelListener(Logger):
         """Look at most every `LOOK_AGAIN_SECONDS`."""
         if time.monotonic() - self.looked > LOOK_AGAIN_SECONDS:
             self.looked = time.monotonic()
-            if self.step in self.launch.cancelled_steps():
+            if self.launch.is_cancelled or self.step in self.launch.cancelled_steps():
                 os.kill(os.getpid(), signal.SIGTERM)
 
 

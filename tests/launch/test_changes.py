@@ -1,9 +1,11 @@
 """Changing a grid while it runs: cancelled cells, new cells, retries, logs of earlier attempts."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,10 +14,12 @@ from ctta_bench.errors import ConfigError, RunError
 from ctta_bench.launch.begin import by_attempt, repeats, select
 from ctta_bench.launch.plan import Launch
 from ctta_bench.launch.profiles import Profile, load_profile
-from ctta_bench.launch.steps import schedule
+from ctta_bench.launch.steps import schedule, write_planned
+from ctta_bench.launch.work import CancelListener
 from ctta_bench.record.folder import RunFolder
+from ctta_bench.record.schema import BatchLine
 from ctta_bench.registry import load_plugin
-from tests.launch.conftest import RESULT, Ask, Make
+from tests.launch.conftest import LINE, RESULT, Ask, Make
 from tests.launch.test_folder_status import end_launcher, launched, state
 from tests.launches import PLUGINS, SLOW, batches, call, slow, start, states, until, write_grid
 
@@ -73,6 +77,34 @@ def test_nothing_is_submitted_while_it_is_not_known_what_is_in_the_queue(
     slurm(None, "")
     with pytest.raises(RunError, match="2 cells may be in jobs of Slurm, which does not answer"):
         select([step("tent-a")], tmp_path / "trial")
+
+
+@pytest.mark.usefixtures("toy")
+def test_of_many_cells_that_wait_in_jobs_a_few_are_named(slurm: Ask, tmp_path: Path) -> None:
+    file = write_grid(tmp_path, "source", more="seeds: [0, 1, 2, 3, 4, 5, 6, 7]")
+    steps, runs = schedule(expand(load_experiment(str(file)))), tmp_path / "runs"
+    write_planned(steps, runs)
+    launched(runs, *(step.id for step in steps))
+    slurm("7_[0-7]|PENDING|Priority")
+    again = call("grid", file, *PLUGINS, "--out", runs, "--executor", "debug")
+    lines = again.stderr.splitlines()
+    assert sum("is in job 7_" in line for line in lines) == 5
+    assert "not submitted again: 3 more cells" in lines
+
+
+def test_a_running_cell_hears_of_a_cancel_on_whatever_machine_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = launched(tmp_path, "tent-a", executor="shell")
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    monkeypatch.setattr("ctta_bench.launch.work.LOOK_AGAIN_SECONDS", 0.0)
+    listener, batch = CancelListener(launch, "tent-a"), cast(BatchLine, LINE)
+    listener.batch(batch)
+    assert signals == []
+    launch.cancel()
+    listener.batch(batch)
+    assert signals == [signal.SIGTERM]
 
 
 @pytest.mark.slow
@@ -171,12 +203,15 @@ def test_memory_and_time_grow_by_attempt(tmp_path: Path) -> None:
 
 def test_an_attempt_is_a_launch_that_began_the_cell_and_was_not_cancelled(tmp_path: Path) -> None:
     cells: Any = [step("tent-a"), step("tent-b"), step("tent-c")]
-    first, second, third = (launched(tmp_path, "tent-a", "tent-b", "tent-c") for _ in range(3))
+    made = [launched(tmp_path, "tent-a", "tent-b", "tent-c") for _ in range(4)]
+    first, second, third, fourth = made
     for launch, began in ((first, "tent-a"), (second, "tent-a"), (second, "tent-b")):
         launch.journal(0).write(step=began, state="running")
         launch.journal(0).write(step=began, state="interrupted", reason="SIGTERM")
     third.journal(0).write(step="tent-c", state="running")
     third.cancel()
+    fourth.journal(1).write(step="tent-b", state="running")
+    fourth.cancel({"tent-b"})
     found = by_attempt(cells, tmp_path)
     assert {n: [s.id for s in group] for n, group in found.items()} == {
         0: ["tent-c"],

@@ -81,6 +81,19 @@ def test_the_templates_run_the_line_of_their_index(tmp_path: Path) -> None:
     assert sorted(both.stdout.split()) == ["first", "loaded", "second", "twice"]
 
 
+def test_memory_grows_with_the_attempts_of_the_cells(tmp_path: Path) -> None:
+    file, text = write_grid(tmp_path, "source", "tent"), "memory_gb: [1, 3]\n"
+    commands, _ = emit(tmp_path, file, text)
+    assert "mem=1024mb" in commands.with_name("pbs.sh").read_text()
+    (launch,) = launches(tmp_path / "runs")
+    launch.journal(0).write(step=launch.ids()[0], state="running")
+    again = grid(file, "--emit", "shell", "--profile", tmp_path / "profile.yaml", "--out",
+                 tmp_path / "runs")  # fmt: skip
+    assert again.exit_code == 0, again.output
+    scripts = sorted((tmp_path / "runs").glob(".launch/*/shell/pbs.sh"))
+    assert "mem=3072mb" in scripts[-1].read_text()
+
+
 def test_one_command_is_no_array_of_pbs_which_would_refuse_it(tmp_path: Path) -> None:
     commands, _ = emit(tmp_path, write_grid(tmp_path, "source"), "cpus: 1\n")
     commands.write_text("echo only\n")
