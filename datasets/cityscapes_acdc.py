@@ -230,6 +230,8 @@ class CityscapesACDC(Benchmark):
         """Missing data of the domains that the stream reads."""
         if self.decoded_cache is not None:
             return ["does not cache decoded images; leave out --cache-decoded."]
+        if not self._place("rgb_anon").is_dir():
+            return [f"no folder {self._place('rgb_anon')}; {self._how()}"]
         found = []
         for name in self.chosen_domains():
             try:

@@ -329,9 +329,13 @@ def test_the_first_wrong_file_of_several_is_named(tree: Path) -> None:
 
 
 def test_a_missing_folder_is_reported_with_its_path(tmp_path: Path) -> None:
-    (told, *others) = benchmark(tmp_path).problems()
-    assert told.startswith(f"domain fog: no images *_rgb_anon.png in {tmp_path}/rgb_anon/fog/train")
+    (told,) = benchmark(tmp_path).problems()
+    assert told.startswith(f"no folder {tmp_path}/rgb_anon; ")
     assert "ACDC needs an account" in told
+    (tmp_path / "rgb_anon" / "fog").mkdir(parents=True)
+    (first, *others) = benchmark(tmp_path).problems()
+    folder = f"{tmp_path}/rgb_anon/fog/train"
+    assert first.startswith(f"domain fog: no images *_rgb_anon.png in {folder}")
     assert len(others) == 3
 
 
