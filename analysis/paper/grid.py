@@ -129,7 +129,7 @@ def both(ours: Grid, theirs: Grid) -> Grid:
         pairs = zip(own, paper, strict=True)
         lines += [
             (name, label, own),
-            (f"{name}, paper", f"{other}, paper", paper),
+            (f"{name}, paper", f"{other}, paper" if other else "paper", paper),
             (f"{name}, difference", "difference", [a.minus(b) for a, b in pairs]),
         ]
     return dataclasses.replace(

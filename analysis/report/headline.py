@@ -149,10 +149,10 @@ def _amounts(group: Runs, gains: Sequence[_Gain]) -> str:
     """`3 seeds, 300 images per domain`: those of the comparisons."""
     images = group.domains["n"]
     low, high = int(images.min()), int(images.max())
-    shown = f"{low}" if low == high else f"{low} to {high}"
+    shown = counted(low, "image") if low == high else f"{low} to {high} images"
     fewest, most = min(one.seeds for one in gains), max(one.seeds for one in gains)
     seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
-    return f"{seeds}, {shown} images per domain"
+    return f"{seeds}, {shown} per domain"
 
 
 def _warnings(group: Runs, gains: Sequence[_Gain]) -> list[str]:
