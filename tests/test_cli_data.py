@@ -164,7 +164,7 @@ def test_the_rehearsal_of_the_page_runs_and_its_results_say_what_they_are(
     (block,) = re.findall(r"<!-- rehearsal -->\n+```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     # Three corruptions and three images stand for the fifteen and ten: the same steps.
-    monkeypatch.setattr(rehearsal, "CORRUPTIONS", ("fog", "contrast", "pixelate"))
+    monkeypatch.setattr(rehearsal, "MADE", ("fog", "contrast", "pixelate"))
     monkeypatch.setattr(rehearsal, "IMAGES", 3)
     calls = commands(block)
     assert [" ".join(call[1:3]) for call in calls[:3]] == ["data make", "data check", "data verify"]

@@ -95,7 +95,7 @@ def _make(layout: str, root: Path) -> None:
         _own_images(root)
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "CORRUPTIONS", TWO)
+        patch.setattr(rehearsal, "MADE", TWO)
         patch.setattr(rehearsal, "TRAINING", 10)
         patch.setattr(rehearsal, "STAND_INS", {"contrast": "color_quant", "brightness": "flash"})
         known = "imagenet_c" if layout == "listed" else layout
@@ -228,7 +228,7 @@ def test_the_true_network_runs_on_a_rehearsal(
 ) -> None:
     """ViT-B/16 at 384 and at 224 pixels, with random weights and a head that was fitted."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearsal, "CORRUPTIONS", TWO)
+    monkeypatch.setattr(rehearsal, "MADE", TWO)
     monkeypatch.setattr(rehearsal, "TRAINING", 10)
     domains = f"domains=[{TWO[0]}]"
     root = ("--root", str(tmp_path))

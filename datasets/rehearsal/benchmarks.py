@@ -18,7 +18,7 @@ from ctta_bench.datasets.io.files import writing
 from ctta_bench.datasets.io.imagenet import FOLDER, synsets
 from ctta_bench.datasets.making.clean import CleanFolder, CleanImages, store
 from ctta_bench.datasets.making.corrupted_sets import make_set
-from ctta_bench.datasets.making.corruptions import CORRUPTIONS, U8
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT, U8
 from ctta_bench.datasets.making.shards import Layout, Recipe
 from ctta_bench.datasets.rehearsal.photos import (
     LISTED,
@@ -42,6 +42,7 @@ from ctta_bench.errors import ConfigError
 CORRUPTED = ("imagenet_c", "cifar10_c", "cifar100_c", "imagenet_3dcc")
 LAYOUTS = (*CORRUPTED, *VARIANTS, *LISTED, "ccc", STREETS)
 EMBEDDED = Path(__file__).parents[1] / "embedded"
+MADE = (*CORRUPTIONS, *HOLD_OUT)
 IMAGES = 10  # per corruption and severity
 TRAINING = 30  # source images
 
@@ -111,7 +112,7 @@ def _make(
         clean,
         target,
         Recipe(layout, parameters, frost="cifar", folder_names=folder_names),
-        corruptions=CORRUPTIONS if folder_names is None else tuple(folder_names),
+        corruptions=MADE if folder_names is None else tuple(folder_names),
         workers=workers,
         facts={"rehearsal": True} | ({"stand_ins": folder_names} if folder_names else {}),
         report=report,

@@ -11,7 +11,7 @@ from ctta_bench.datasets.fetching.verify import Finding, verify
 from ctta_bench.datasets.imagenet_c import CORRUPTIONS_3D
 from ctta_bench.datasets.io.imagenet import synsets
 from ctta_bench.datasets.io.roots import provenance
-from ctta_bench.datasets.making.corruptions import CORRUPTIONS, VERSION
+from ctta_bench.datasets.making.corruptions import CORRUPTIONS, HOLD_OUT, VERSION
 from ctta_bench.datasets.rehearsal import benchmarks as module
 from ctta_bench.datasets.rehearsal.benchmarks import embedded, rehearse
 from ctta_bench.datasets.rehearsal.model import (
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The three rehearsals under one root, of three corruptions and two images each."""
     folder = tmp_path_factory.mktemp("rehearsal")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CORRUPTIONS", FEW)
+        patch.setattr(module, "MADE", FEW)
         for layout in WITH_CORRUPTIONS:
             rehearse(layout, folder, images=12 if "cifar" in layout else 2)
     return folder
@@ -123,14 +123,14 @@ def test_few_images_show_all_classes() -> None:
 
 
 def test_a_second_call_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CORRUPTIONS", FEW)
+    monkeypatch.setattr(module, "MADE", FEW)
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*.npy")}
     rehearse("cifar10_c", root, images=12)
     assert {f: f.stat().st_mtime_ns for f in root.rglob("*.npy")} == before
 
 
 def test_true_data_in_the_way_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CORRUPTIONS", ("contrast",))
+    monkeypatch.setattr(module, "MADE", ("contrast",))
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"true")
     with pytest.raises(DataError, match="test_batch: exists with other content"):
@@ -160,8 +160,8 @@ def test_the_footnote_says_that_it_is_a_rehearsal(root: Path) -> None:
     )
 
 
-def test_the_whole_rehearsal_has_the_fifteen() -> None:
-    assert module.CORRUPTIONS is CORRUPTIONS
+def test_the_whole_rehearsal_has_the_published_files() -> None:
+    assert (*CORRUPTIONS, *HOLD_OUT) == module.MADE
     assert sorted(module.STAND_INS.values()) == sorted(CORRUPTIONS_3D)
 
 
