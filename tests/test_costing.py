@@ -189,8 +189,9 @@ def test_a_plan_of_the_paper_takes_seconds_on_a_bare_machine(name: str, tmp_path
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert "passes of cells: " in done.stderr
-    # Of the processor: the tests share it. About 5 s of it are imports.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 15
+    # Of the processor: the tests share it. Nearly all of it is the import of torch, torchvision and
+    # timm: 5 s, or up to 15 where many programs share the cores.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 25
 
 
 # -- hours of resolved cells, by the same runs
