@@ -15,6 +15,8 @@ from ctta_bench.config.experiment import (
 )
 from ctta_bench.errors import ConfigError
 
+PAGE = Path(__file__).parents[1] / "docs" / "running-the-paper.md"
+
 
 def write(folder, text):
     file = folder / "mine.yaml"
@@ -143,10 +145,25 @@ def test_the_paper_s_tables_are_run_as_the_published_rows_were():
         assert {("source", size) for _, size in sizes} <= sizes
         fair = requested(load_experiment(f"controls/fair_{name[5:]}"))
         assert {v["method"] for v in fair} == {v["method"] for v in wanted}
-        assert {(v["preprocessing"], str(v["set"])) for v in fair} == {("true", "{}")}
+        others = {(v["preprocessing"], *v["set"].items()) for v in fair}
+        assert others == {("true", ("benchmark.part", "scoring"))}
     assert ("vida", 40) in {
         (v["method"], v["set"].get("benchmark.batch_size"))
         for v in requested(load_experiment("paper/main_cifar10_c"))
+    }
+
+
+def test_the_page_tunes_every_method_of_the_files_on_equal_terms_alike():
+    (block,) = re.findall(r"<!-- fair -->\n+```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    found = re.findall(r"tune (.*?) \\\n +--benchmark (\w+) (.*) --root", block)
+    assert {options for _, _, options in found} == {"--budget 8 --set part=tuning"}
+    files = {f"fair_{benchmark}": methods.split() for methods, benchmark, _ in found}
+    assert files == {
+        name.rpartition("/")[2]: [
+            m.name for m in load_experiment(name).methods if m.name != "source"
+        ]
+        for name in experiment_files()
+        if name.startswith("controls/fair_")
     }
 
 

@@ -264,6 +264,25 @@ def test_more_examples_than_images_are_an_error() -> None:
         stream(examples=5)
 
 
+def test_a_part_is_every_fifth_of_the_examples_or_the_others() -> None:
+    def seen(**own: Any) -> list[list[int]]:
+        found = [domain.images for domain in stream(domains=("a", "c"), **own).domains]
+        shown = [100 + images.load(np.arange(len(images.labels)))[:, 0, 0, 0] for images in found]
+        assert [images.labels.tolist() for images in found] == [each.tolist() for each in shown]
+        return [each.tolist() for each in shown]
+
+    assert seen(part="tuning") == [[100, 105], [200, 205]]
+    assert seen(part="scoring") == [
+        [101, 102, 103, 104, 106],
+        [201, 202, 203, 204, 206, 207, 208, 209],
+    ]
+    assert seen(part="scoring", examples=6) == [[101, 102, 103, 104], [201, 202, 203, 204]]
+    assert "part" not in StreamSettings().record()
+    assert StreamSettings(part="tuning").record()["part"] == "tuning"
+    with pytest.raises(DataError, match="of 1 images of domain a of numbered none is for scoring"):
+        stream(part="scoring", examples=1)
+
+
 def test_domains_come_in_the_order_they_are_named() -> None:
     chosen = stream(domains=("c", "a"), order="file")
     assert chosen.domain_names == ["c", "a"]

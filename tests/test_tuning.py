@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.cli import app
 from ctta_bench.config import presets
+from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.config.presets import (
     preset_values,
     preset_with_search,
@@ -183,6 +184,24 @@ def test_the_best_trial_becomes_a_preset_that_a_run_takes(tune: Any) -> None:
     ]
     assert method["hyperparameters"]["lr"] == found["values"]["lr"]
     assert method["preset"] == "tuned"
+
+
+def test_a_search_on_one_part_has_not_seen_the_other(tune: Any) -> None:
+    done = tune("tent", "--budget", "1")
+    assert "show the photographs of its test domains" not in done.stderr  # --quiet
+    done = CliRunner().invoke(app, ["tune", "tent", "--benchmark", "toy", "--budget", "1"])
+    assert "show the photographs of its test domains; --set part=tuning here" in done.stderr
+    assert tune("tent", "--budget", "1", "--set", "part=tuning").exit_code == 0
+    seen = [yaml.safe_load(f.read_text()) for f in Path("runs/tune_toy").glob("*/cell.yaml")]
+    assert sorted(str(record["benchmark"].get("part")) for record in seen) == ["None", "tuning"]
+
+    def images(**set: str) -> str:
+        request = CellRequest(method="tent", benchmark="toy", preset=file, set=set)
+        return str((resolve(request).tuned or {})["images"])
+
+    file = "runs/tune_toy/tuned.yaml"
+    assert images(part="scoring") == "others than the scored ones"
+    assert images() == images(part="tuning") == "the scored ones"
 
 
 def test_a_value_set_by_hand_is_not_called_tuned() -> None:

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.errors import ConfigError, RunError, did_you_mean
 from ctta_bench.record.read import read_cell, read_json
-from ctta_bench.record.schema import RESULT_FILE
+from ctta_bench.record.schema import HELD_OUT, RESULT_FILE
 from ctta_bench.registry import METHODS
 
-HELD_OUT = "others than the scored ones"  # what a record says of the images of a search
 CANONICAL = "canonical"  # the order of the benchmark itself
 
 
@@ -204,7 +203,8 @@ def _against(cell: Mapping[str, Any], rules: CellRules) -> Iterator[str]:
         yield "a warm-up"
     counts = [d["n"] for part in cell["result"]["rounds"] for d in part["domains"]]
     if min(counts, default=0) < rules.images:
-        yield f"{min(counts, default=0)} images per domain, fewer than {rules.images}"
+        fewest = _counted(min(counts, default=0), "image")
+        yield f"{fewest} per domain, fewer than {rules.images}"
 
 
 def _tuning(tuned: Mapping[str, Any] | None, rules: CellRules) -> Iterator[str]:

@@ -184,7 +184,7 @@ def load_benchmark(
             in a form that `Benchmark.from_domains` takes: by domain in a mapping, or those of one
             domain, which is called `data`.
         root: the folder of the data, if a benchmark by name needs one.
-        settings: of the stream: setting, domains, rounds, batch_size, examples, order,
+        settings: of the stream: setting, domains, rounds, batch_size, examples, part, order,
             domain_order, reset_every, and where they apply severity, severities, delta, slots,
             imbalance_ratio, draws, overlap (`describe(NAME).settings` explains those of a
             benchmark). Those of a Benchmark are kept where they are not given.

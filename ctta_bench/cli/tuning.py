@@ -122,6 +122,7 @@ def tune(
     from ctta_bench.config.validation import parse_assignments, validate
     from ctta_bench.launch.begin import missing_data
     from ctta_bench.record.folder import check_writable, write_yaml
+    from ctta_bench.record.schema import SCORED
     from ctta_bench.source_models.shared import Models
     from ctta_bench.tuning.choice import write
     from ctta_bench.tuning.plan import Plan, hold_out
@@ -155,6 +156,12 @@ def tune(
         raise ConfigError(f"tune {plan.benchmark}: " + "\n  ".join(missing))
     directory = out or Path("runs") / plan.name
     check_writable(directory)
+    if _images(plan) == SCORED and not quiet:
+        print_error(
+            f"the hold-out domains of {plan.benchmark} show the photographs of its test domains; "
+            "--set part=tuning here and --set part=scoring for what you compare keep them apart.",
+            "note",
+        )
     file = directory / "trials.yaml"
     write_yaml(file, described.model_dump(mode="json", exclude_defaults=True))
     if dry_run:
@@ -246,19 +253,25 @@ def _table(found: "list[Tuned]", plan: "Plan", domains: Sequence[str]) -> "Table
     import pandas as pd
 
     from ctta_bench.analysis.table.table import Entry, Table
-    from ctta_bench.tuning.choice import images_of_trials
 
     scores = [(len(t.scores), t.scores[0], t.scores[t.best]) for t in found]
     return Table(
         name="searched",
         caption=(
-            f"Search on {plan.benchmark} ({', '.join(domains)}; images: {images_of_trials(plan)}): "
+            f"Search on {plan.benchmark} ({', '.join(domains)}; images: {_images(plan)}): "
             "mean error or mIoU in % with the published values and with those of the best trial."
         ),
         frame=pd.DataFrame(scores, [t.method for t in found], ["trials", "published", "best"]),
         header=tuple(COLUMNS),
         lines=tuple((t.method, tuple(map(Entry, _texts(t)))) for t in found),
     )
+
+
+def _images(plan: "Plan") -> str:
+    from ctta_bench.tuning.choice import images_of_trials
+
+    images = images_of_trials(plan)
+    return images if isinstance(images, str) else f"part {images['part']}"
 
 
 def _texts(tuned: "Tuned") -> list[str]:

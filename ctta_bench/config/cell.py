@@ -23,8 +23,10 @@ from ctta_bench.config.validation import route_overrides, validate
 from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters
 from ctta_bench.record.schema import (
+    HELD_OUT,
     NOT_IN_PAPER,
     SCHEMA_VERSION,
+    SCORED,
     WARM_UP,
     BenchmarkRecord,
     CellRecord,
@@ -169,9 +171,22 @@ def resolve(request: CellRequest, models: "Models | None" = None) -> Cell:
         built,
         models.facts(model, options),
         notes=(of_preset, models.note(model, options), chosen),
-        tuned=search_behind(preset, hyperparameters.model_dump(mode="json")),
+        tuned=_seen_by(search_behind(preset, hyperparameters.model_dump(mode="json")), built),
         asked=asked,
     )
+
+
+def _seen_by(search: dict[str, Any] | None, benchmark: "Benchmark") -> dict[str, Any] | None:
+    """A search with what its images are to a benchmark: SCORED or HELD_OUT.
+
+    A search on a part of the photographs states which: they are others than those of the part
+    `scoring`, if the same settings select the photographs.
+    """
+    if search is None or not isinstance(search.get("images"), Mapping):
+        return search
+    apart = {"part": "tuning", **benchmark.settings.own()}
+    is_apart = search["images"] == apart and benchmark.settings.part == "scoring"
+    return search | {"images": HELD_OUT if is_apart else SCORED}
 
 
 def resolved_cell(

@@ -21,7 +21,7 @@ from ctta_bench.errors import ConfigError
 from ctta_bench.method.hyperparameters import OptimizerHyperparameters, WarmupHyperparameters
 from ctta_bench.record.schema import RESULT_FILE, WARM_UP, slug_of
 from ctta_bench.registry import BENCHMARKS, METHODS, Entry, canonical
-from ctta_bench.stream.settings import SETTINGS
+from ctta_bench.stream.settings import SETTINGS, numbers_of
 
 MOST_RUNS = 5000  # they are read in a fraction of a second
 Kind = tuple[str, str, str]  # method, benchmark, and model as in names of folders
@@ -146,7 +146,8 @@ def _images(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
     chosen = {key: value for key, value in settings.items() if value is not None}
     setting = SETTINGS.get(chosen.get("setting", "continual"))
     domains = len(chosen.get("domains") or ()) or stream["domains"]
-    images = domains * (chosen.get("examples") or stream["images"])
+    of_each = chosen.get("examples") or stream["images"]
+    images = domains * len(numbers_of(chosen.get("part"), of_each))
     if setting is not None and setting.severity_schedule:  # up to the severity, and down again
         images *= len(chosen.get("severities") or ()) or 2 * chosen.get("severity", 5) - 1
     if setting is not None and setting.labels == "shift":

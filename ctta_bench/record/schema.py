@@ -57,6 +57,7 @@ DEPTHS = ("recount", "replay", "full")  # of a verification
 WARM_UP = "warm-up"  # the `kind` in the record of a warm-up
 NAMES = ("id", "experiment")  # keys of a CellRecord that only name it
 NOT_IN_PAPER = "not in the paper, a choice of this suite"  # start of a note of a cell
+SCORED, HELD_OUT = "the scored ones", "others than the scored ones"  # images of a search
 ADDED = ("num_batches", "notes", "norm_statistics", "tuned")  # keys that the run itself adds
 # Keys of env.json: what is behind a result, recorded and compared, but not in its identity.
 PLUGIN_FILES = "plugin_files"  # the SHA-256 of each file of the loaded plug-ins
@@ -172,8 +173,8 @@ class CellRecord(_CellKeys, total=False):
     num_batches: int
     notes: list[str]
     norm_statistics: str
-    # How the hyper-parameters were tuned: `command`, and of a search `domains`, `images` (are
-    # those of the hold-out domains the scored ones?) and number of `trials`. Missing: not tuned.
+    # How the hyper-parameters were tuned: `command`, and of a search `domains`, `images` (SCORED
+    # or HELD_OUT) and number of `trials`. Missing: not tuned.
     tuned: dict[str, Any]
 
 

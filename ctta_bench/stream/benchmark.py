@@ -27,7 +27,7 @@ from ctta_bench.stream.image_sets import ArrayImages as ArrayImages  # for bench
 from ctta_bench.stream.image_sets import ArrayMaps as ArrayMaps
 from ctta_bench.stream.image_sets import ImageSet as ImageSet
 from ctta_bench.stream.image_sets import MapSet as MapSet
-from ctta_bench.stream.image_sets import first_images
+from ctta_bench.stream.image_sets import chosen_images, first_images
 from ctta_bench.stream.image_sets import labels_of as labels_of
 from ctta_bench.stream.loading import load_ahead
 from ctta_bench.stream.orders import domain_sequence, make_order
@@ -36,6 +36,7 @@ from ctta_bench.stream.settings import ImageOrder as ImageOrder
 from ctta_bench.stream.settings import SegmentationSettings as SegmentationSettings
 from ctta_bench.stream.settings import SettingName as SettingName
 from ctta_bench.stream.settings import StreamSettings as StreamSettings
+from ctta_bench.stream.settings import numbers_of
 
 
 @dataclass(frozen=True)
@@ -306,9 +307,8 @@ class Benchmark(OldNames, ABC):
         By default those that are in neither StreamSettings nor CorruptionSettings. Override it if
         the source data depend on other settings.
         """
-        of_streams = (*StreamSettings.model_fields, *CorruptionSettings.model_fields)
-        values = self.settings.model_dump(mode="json")
-        return {key: value for key, value in values.items() if key not in of_streams}
+        own: dict[str, Any] = self.settings.own()
+        return own
 
     def facts(self) -> dict[str, Any]:
         """What a cell's record states about the benchmark in addition to its settings."""
@@ -386,7 +386,7 @@ def _own_data() -> Any:
 
 
 def batch_domains(benchmark: Benchmark) -> list[Domain]:
-    """The chosen domains with their images, the first `examples` of each.
+    """The chosen domains with their images: the `part` of the first `examples` of each.
 
     Example: `Stream(batch_domains(benchmark), benchmark.settings, seed=0)`
 
@@ -406,8 +406,8 @@ def batch_domains(benchmark: Benchmark) -> list[Domain]:
 
 def _batch_domain(benchmark: Benchmark, name: str, severities: Sequence[int]) -> Domain:
     if not severities:
-        return Domain(name, _first(benchmark, name, benchmark.domain(name)))
-    sets = {s: _first(benchmark, name, benchmark.domain(name, s)) for s in severities}
+        return Domain(name, _chosen(benchmark, name, benchmark.domain(name)))
+    sets = {s: _chosen(benchmark, name, benchmark.domain(name, s)) for s in severities}
     images = sets[severities[-1]]
     for severity, others in sets.items():
         if not np.array_equal(others.labels, images.labels):
@@ -418,14 +418,24 @@ def _batch_domain(benchmark: Benchmark, name: str, severities: Sequence[int]) ->
     return Domain(name, images, sets)
 
 
-def _first(benchmark: Benchmark, name: str, images: ImageSet) -> ImageSet:
-    wanted = benchmark.settings.examples
+def _chosen(benchmark: Benchmark, name: str, images: ImageSet) -> ImageSet:
+    """The first `examples` images, and the `part` of these."""
+    wanted, part = benchmark.settings.examples, benchmark.settings.part
     if wanted is not None and wanted > len(images.labels):
         raise DataError(
             f"benchmark.examples: {wanted} images requested, but domain {name} of "
             f"{benchmark.name} has {len(images.labels)}."
         )
-    return images if wanted is None else first_images(images, wanted)
+    first = images if wanted is None else first_images(images, wanted)
+    if part is None:
+        return first
+    numbers = numbers_of(part, len(first.labels))
+    if not numbers:
+        raise DataError(
+            f"benchmark.part: of {len(first.labels)} images of domain {name} of {benchmark.name} "
+            f"none is for {part}; take more with benchmark.examples."
+        )
+    return chosen_images(first, numbers)
 
 
 class Stream:

@@ -1,5 +1,6 @@
 """Sets of labelled images: one class number per image or, for segmentation, one label map."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -106,6 +107,12 @@ def first_images(images: ImageSet, count: int) -> ImageSet:
     return _FirstMaps(images, count) if isinstance(images, MapSet) else _First(images, count)
 
 
+def chosen_images(images: ImageSet, numbers: Sequence[int]) -> ImageSet:
+    """The images of a set with these numbers, in this order."""
+    chosen = np.asarray(numbers, np.int64)
+    return _ChosenMaps(images, chosen) if isinstance(images, MapSet) else _Chosen(images, chosen)
+
+
 def whole_set(images: ImageSet) -> ImageSet:
     """The set of which `first_images` gave the first images; other sets as they are."""
     return images.images if isinstance(images, _First) else images
@@ -124,3 +131,18 @@ class _FirstMaps(_First):
 
     def maps(self, index: np.ndarray) -> Tensor:
         return self.images.maps(index)
+
+
+class _Chosen:
+    def __init__(self, images: ImageSet, numbers: np.ndarray) -> None:
+        self.images, self.numbers, self.labels = images, numbers, images.labels[numbers]
+
+    def load(self, index: np.ndarray) -> Tensor:
+        return self.images.load(self.numbers[index])
+
+
+class _ChosenMaps(_Chosen):
+    images: MapSet
+
+    def maps(self, index: np.ndarray) -> Tensor:
+        return self.images.maps(self.numbers[index])

@@ -16,6 +16,8 @@ from ctta_bench.errors import expanded
 from ctta_bench.names import renamed_value
 
 ImageOrder = Literal["file", "shuffled", "alike"]
+Part = Literal["tuning", "scoring"]
+TUNING_EVERY = 5  # every fifth image is of the part `tuning`
 DomainOrder = Literal[
     "random", "rotta", "cotta0", "cotta1", "cotta2", "cotta3", "cotta4", "cotta5", "cotta6",
     "cotta7", "cotta8", "cotta9",
@@ -215,6 +217,19 @@ def _enumerate(schema: dict[str, Any]) -> None:
 SettingName = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_enumerate)]
 
 
+def numbers_of(part: Part | None, count: int) -> range | list[int]:
+    """The numbers, of 0 to `count` - 1, of the images of a part.
+
+    Hyper-parameters chosen on the part `tuning` of hold-out domains have seen no image of the part
+    `scoring`, also where all domains show the same photographs.
+    """
+    if part is None:
+        return range(count)
+    if part == "tuning":
+        return range(0, count, TUNING_EVERY)
+    return [number for number in range(count) if number % TUNING_EVERY]
+
+
 class StreamSettings(BaseModel):
     """What a user can choose about a benchmark's stream; benchmarks set their own defaults.
 
@@ -233,12 +248,17 @@ class StreamSettings(BaseModel):
     examples: int | None = Field(
         None, ge=1, description="images per domain, the first ones; null: all"
     )
+    part: Part | None = Field(
+        None,
+        description="of these images every fifth (tuning) or the others (scoring); null: all",
+    )
     order: ImageOrder = Field(
         "file",
         description="within a domain: stored order, shuffled by the seed, or alike: shuffled "
         "equally in all domains",
     )
-    # The keys below are None where they are not used; then they are not part of a cell's identity.
+    # `part` and the keys below are None where they are not used; then they are not part of a cell's
+    # identity.
     domain_order: DomainOrder | None = Field(
         None,
         description="order of the domains: random (from the seed) or a published one",
@@ -336,10 +356,16 @@ class StreamSettings(BaseModel):
         """The severities of the domain visited as number `visit`; (0,): the benchmark's own."""
         return (0,)
 
+    def own(self) -> dict[str, Any]:
+        """Those of the benchmark alone, neither of StreamSettings nor of CorruptionSettings."""
+        of_streams = (*StreamSettings.model_fields, *CorruptionSettings.model_fields)
+        values = self.model_dump(mode="json")
+        return {key: value for key, value in values.items() if key not in of_streams}
+
     def record(self) -> dict[str, Any]:
         """The content of cell.yaml: every key, without optional ones that are None."""
         values = self.model_dump(mode="json")
-        optional = {*_parameters(), "domain_order", "reset_every"}
+        optional = {*_parameters(), "part", "domain_order", "reset_every"}
         return {k: v for k, v in values.items() if v is not None or k not in optional}
 
 

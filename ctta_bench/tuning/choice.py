@@ -14,7 +14,7 @@ from ctta_bench.analysis.read.measure import metric_named
 from ctta_bench.config.presets import read_tuned
 from ctta_bench.errors import RunError
 from ctta_bench.record.folder import RunFolder, atomic
-from ctta_bench.registry import BENCHMARKS
+from ctta_bench.record.schema import HELD_OUT, SCORED
 from ctta_bench.tuning.plan import Plan, Values
 from ctta_bench.tuning.trials import Trial, first_search, published
 
@@ -92,10 +92,17 @@ def _earlier(method: str, plan: Plan) -> Values:
     return {"earlier": first_search(record)}
 
 
-def images_of_trials(plan: Plan) -> str:
-    """Which images the trials see, as stored with their result."""
-    apart = BENCHMARKS.get(plan.benchmark).separate_hold_out
-    return "others than the scored ones" if apart else "the scored ones"
+def images_of_trials(plan: Plan) -> str | Values:
+    """Which images the trials see, as stored with their result.
+
+    HELD_OUT or SCORED; of a part of the photographs that other domains show too, the part and the
+    settings that select the photographs. Whether they are scored is known in the cell that is.
+    """
+    built = plan.benchmark_of()
+    if built.separate_hold_out:
+        return HELD_OUT
+    part = built.settings.part
+    return SCORED if part is None else {"part": part, **built.settings.own()}
 
 
 def _is_number(value: Any) -> bool:

@@ -43,6 +43,13 @@ class Plan(BaseModel):
         own = self.model in (None, BENCHMARKS.get(self.benchmark).default_model)
         return self.benchmark if own else f"{self.benchmark}@{self.model}"
 
+    def benchmark_of(self, data_root: Path | None = None) -> Any:
+        """The benchmark with the settings of the plan. Raises ConfigError for wrong ones."""
+        entry = BENCHMARKS.get(self.benchmark)
+        settings = {k.removeprefix("benchmark."): v for k, v in self.set.items()}
+        own = {k: v for k, v in settings.items() if k in entry.Settings.model_fields}
+        return entry(validate(entry.Settings, own, f"benchmark {self.benchmark}"), data_root)
+
     def command(self, method: str) -> str:
         """The command that runs this search for one method."""
         set = [f"--set {key}={_plain(value)}" for key, value in self.set.items()]
@@ -69,10 +76,7 @@ def hold_out(plan: Plan, data_root: Path | None = None) -> tuple[str, ...]:
 
     Raises ConfigError for a test domain, and for a benchmark without hold-out domains.
     """
-    entry = BENCHMARKS.get(plan.benchmark)
-    settings = {k.removeprefix("benchmark."): v for k, v in plan.set.items()}
-    own = {k: v for k, v in settings.items() if k in entry.Settings.model_fields}
-    built = entry(validate(entry.Settings, own, f"benchmark {plan.benchmark}"), data_root)
+    built = plan.benchmark_of(data_root)
     all_held_out = built.hold_out_domains()
     chosen = built.chosen_domains() if built.settings.domains else ()
     if not all_held_out:
