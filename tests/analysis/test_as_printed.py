@@ -95,6 +95,19 @@ def test_bold_entries_are_those_of_print_save_the_errata(number, made):
     assert differing == {where for where in WRONG_MARKS | NOT_MARKED if where[0] == number}
 
 
+def test_beside_print_a_line_without_a_name_of_its_own_is_the_paper_s():
+    (table,) = [one for one in tables(quoted(), quoted()) if one.name == "table-08"]
+    labels = [label for label, _ in table.lines]
+    assert labels[:6] == [
+        "ImageNet-C",
+        "ImageNet-C, paper",
+        "difference",
+        "",
+        "paper",
+        "difference",
+    ]
+
+
 # -- the same tables of runs that have exactly the printed numbers ---------------------------------
 
 
