@@ -14,6 +14,7 @@ from ctta_bench.cli import app
 from ctta_bench.config import presets
 from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.config.presets import (
+    preset_note,
     preset_values,
     preset_with_search,
     presets_of,
@@ -202,6 +203,13 @@ def test_a_search_on_one_part_has_not_seen_the_other(tune: Any) -> None:
     file = "runs/tune_toy/tuned.yaml"
     assert images(part="scoring") == "others than the scored ones"
     assert images() == images(part="tuning") == "the scored ones"
+
+
+def test_a_file_tuned_for_a_model_is_not_noted_as_made_for_another(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    file.write_text("tent: {fashion_c@fashion_cnn: {values: {lr: 0.1}, published: {}}}\n", "utf-8")
+    assert preset_note("tent", str(file), "fashion_c", "fashion_cnn", "fashion_vit") == ""
+    assert "no preset for" in preset_note("tent", str(file), "fashion_c", "other", "fashion_vit")
 
 
 def test_a_value_set_by_hand_is_not_called_tuned() -> None:

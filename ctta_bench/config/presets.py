@@ -140,16 +140,21 @@ def search_behind(of_preset: Mapping[str, Any], values: Mapping[str, Any]) -> di
     return search if same else None
 
 
+def _presets_with(method: str, preset: str) -> dict[str, Any]:
+    """The presets of a method; of a file of `ctta-bench tune`, what it has for the method."""
+    if not _is_file(preset):
+        return presets_of(method)
+    found = _sections(read_tuned(Path(preset)), method)
+    # A method without hyper-parameters cannot be tuned.
+    nothing = not METHODS.get(method).Hyperparameters.model_fields
+    return {preset: found.get("tuned", {"any": {}} if nothing else {})}
+
+
 def preset_with_search(
     method: str, preset: str, benchmark: str, model: str | None = None
 ) -> dict[str, Any]:
     """`preset_values`, and under TUNED how they were chosen, if they were tuned."""
-    sections = presets_of(method)
-    if _is_file(preset):
-        found = _sections(read_tuned(Path(preset)), method)
-        # A method without hyper-parameters cannot be tuned.
-        nothing = not METHODS.get(method).Hyperparameters.model_fields
-        sections = {preset: found.get("tuned", {"any": {}} if nothing else {})}
+    sections = _presets_with(method, preset)
     if preset not in sections:
         if preset == "default":
             return {}
@@ -173,7 +178,7 @@ def preset_note(method: str, preset: str, benchmark: str, model: str, made_for: 
 
     made_for: the benchmark's default model, for which its presets were chosen.
     """
-    section = presets_of(method).get(preset) or {}
+    section = _presets_with(method, preset).get(preset) or {}
     if model == made_for or f"{benchmark}@{model}" in section:
         return ""
     if benchmark in section:
