@@ -21,8 +21,8 @@ STORED = PAGE.with_suffix("")
 CLEAN = 17.3  # error on clean scenes in %, docs/scenes.md
 FAMILIES = {
     "entropy": {"tent", "sar", "eata", "eta", "deyo", "roid", "cmf", "rdumb", "come_tent",
-                "come_eata", "come_sar", "rem", "pseudo_label", "palm", "asr_tent", "asr_eta", "asr_roid",
-                "reservoir"},
+                "come_eata", "come_sar", "rem", "pseudo_label", "palm", "asr_tent", "asr_eta",
+                "asr_roid", "reservoir"},
     "teacher": {"cotta", "rotta", "rmt", "santa", "vida", "petal"},
     "alignment": {"paid", "lora", "dora"},
     "prompts and shifts": {"foa", "foa_shift", "foa_bp", "dpcore", "vdp"},
