@@ -150,11 +150,12 @@ def test_a_plugin_that_does_not_run_is_an_error_in_one_sentence(
 ) -> None:
     file = tmp_path / "broken.py"
     file.write_text(text)
+    before = set(sys.modules)
     with pytest.raises(ConfigError) as caught:
         load_plugin(str(file))
     assert str(caught.value).startswith(f"plug-in {str(file)!r} does not load: {message}")
     assert "\n" not in str(caught.value)
-    assert not [name for name in sys.modules if "plugin_broken" in name]
+    assert not [name for name in set(sys.modules) - before if "plugin_broken" in name]
 
 
 def test_a_mended_plugin_loads(tmp_path: Path) -> None:
