@@ -111,7 +111,7 @@ def test_adapt_gets_the_images_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("size", [5, slow(1), slow(2), slow(8)])
+@pytest.mark.parametrize("size", [1, 5, slow(2), slow(8)])
 def test_a_stream_of_any_batch_size_with_a_last_short_batch_gives_finite_logits(
     name: str, size: int
 ) -> None:
