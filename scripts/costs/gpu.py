@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all steps; 0 if none failed, 1 if one did, 2 without a GPU."""
+    """Run all steps; 0 if all ended, 1 if one failed or had too little time, 2 without a GPU."""
     if not options.cpu and not torch.cuda.is_available():
         print("error: torch finds no GPU; rehearse with --cpu", file=sys.stderr)
         return 2
@@ -124,9 +124,9 @@ def run(options: argparse.Namespace) -> int:
                 signal.setitimer(signal.ITIMER_REAL, check.left)
                 outcome = step(check)
             else:
-                outcome = "skipped: no time left"
+                outcome, failed = "skipped: no time left", True
         except TimeoutError as error:
-            outcome = str(error)
+            outcome, failed = str(error), True
         except Exception as error:  # the steps after it are of use without it
             outcome, failed = f"FAILED: {type(error).__name__}: {error}", True
         finally:
