@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_LOWEST := .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo picture results rehearse test test-all test-lowest test-slurm test-browser test-latex \
-  lint format type bench docs clean
+.PHONY: help setup demo picture results rehearse packages test test-all test-lowest test-slurm test-browser \
+  test-latex lint format type bench docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
@@ -94,6 +94,11 @@ test-slurm: setup ## the tests of grids on a real Slurm, which this installs and
 debian = @command -v $(1) >/dev/null || \
   { apt-get update -q && apt-get install -y -q --no-install-recommends $(2); } || \
   { echo "error: these tests need $(1), and apt-get cannot install it ($(2))" >&2; exit 2; }
+
+packages: ## all that the tests below need of Debian's packages (root)
+	tests/slurm/cluster.sh install
+	$(call debian,chromium,chromium)
+	$(call debian,pdflatex,texlive-latex-base texlive-latex-recommended)
 
 test-browser: .venv/.browser .venv/.docs ## a report's page and the docs in headless Chromium (Debian, root)
 	$(call debian,chromium,chromium)
