@@ -6,6 +6,7 @@ with `MEAN` and `STD`.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,13 @@ def fashion_vit() -> nn.Module:
 
 
 class FashionCNN(nn.Module):
-    """Six convolutions with BatchNorm in three stages, global average pooling, one linear layer."""
+    """Six convolutions, each with `norm(channels)`, in three stages; pooling; one linear layer."""
 
-    def __init__(self, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
+    def __init__(
+        self,
+        widths: tuple[int, int, int] = (32, 64, 128),
+        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
@@ -78,7 +83,7 @@ class FashionCNN(nn.Module):
             for stride in (2, 1):
                 layers += [
                     nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
-                    nn.BatchNorm2d(width),
+                    norm(width),
                     nn.ReLU(inplace=True),
                 ]
                 channels = width
