@@ -31,7 +31,7 @@ from ctta_bench.datasets.rehearsal.model import Network, network_of, write_rehea
 TINY = "test_vit.r160_in1k"  # a timm network of 0.4 M parameters
 STREETS = "cityscapes_acdc"
 FOR_TINY: dict[str, dict[str, object]] = {"dept": {"stages": 3}}
-SMALL_SCALE = "benchmark.scale=[68,120]"
+SMALL_SCALE = (68, 120)
 SMALLEST = ("paper/main_imagenet_c",)
 ACDC = "paper/main_acdc"
 # One page of each task, and those of experiments that are not a table of the paper.
@@ -95,7 +95,8 @@ def run(name: str, folder: Path, images: int, *, published: bool) -> None:
         words = made_data(experiment, benchmark, folder, tiny=model is not None)
         keys = f"models: ['{model}']\n" + fitting_methods(name) if model else ""
         file = derived(name, benchmark, keys, folder)
-        small = ["--set", SMALL_SCALE] if benchmark == STREETS and not published else []
+        size = f"benchmark.scale={list(SMALL_SCALE)}"
+        small = ["--set", size] if benchmark == STREETS and not published else []
         ctta_bench(folder, "grid", file, *words, *small, *few)
     if name in PAGES:
         runs = f"runs/{experiment.name}"
@@ -144,7 +145,10 @@ def made_data(experiment: Experiment, benchmark: str, folder: Path, *, tiny: boo
     else:
         rehearse(benchmark, root)
     write_rehearsal_model(
-        benchmark, root, Network("test_vit", network.classes, TINY) if tiny else network
+        benchmark,
+        root,
+        Network("test_vit", network.classes, TINY) if tiny else network,
+        scale=SMALL_SCALE if benchmark == STREETS else None,
     )
     own = ["--root", str(root.relative_to(folder))]
     if any(entry.semantic_shift for entry in experiment.methods):

@@ -59,17 +59,26 @@ def network_of(layout: str) -> Network:
     raise ConfigError(f"--with-model: no network is known for {layout!r}.")
 
 
-def write_rehearsal_model(layout: str, root: Path, network: Network | None = None) -> Path:
+def write_rehearsal_model(
+    layout: str,
+    root: Path,
+    network: Network | None = None,
+    *,
+    scale: tuple[int, int] | None = None,
+) -> Path:
     """Write ROOT/models/NAME.safetensors in half precision (ViT-B/16: 172 MB, SegFormer-B5: 164).
 
-    network: by default that of the published tables. The rehearsal must be under `root`; the
-    weights are made again if its source images have changed. Raises ConfigError for a layout
-    without a network, DataError if other weights are in the way.
+    network: by default that of the published tables. scale: a second size (height, width) at which
+    a network of segmentation will see its images, and to which it is fitted, too. The rehearsal
+    must be under `root`; the weights are made again if its source images have changed. Raises
+    ConfigError for a layout without a network, DataError if other weights are in the way.
     """
     network = network or network_of(layout)
     file = root / "models" / f"{network.name}.safetensors"
-    source = _source(layout, root)
-    seen = hashlib.sha256(np.asarray(source.labels, "<i8").tobytes()).hexdigest()
+    sources = [_source(layout, root), *([_source(layout, root, scale=scale)] if scale else [])]
+    seen = hashlib.sha256(
+        np.asarray(sources[0].labels, "<i8").tobytes() + (str(scale).encode() if scale else b"")
+    ).hexdigest()
     if _is_fitted_to(file, seen):
         return file
     import torch
@@ -77,8 +86,8 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        built, last, features, labels = (_streets if layout == STREETS else _images)(
-            network, source
+        built, last, features, labels = (
+            _streets(network, sources) if layout == STREETS else _images(network, sources[0])
         )
         weight, bias = confident(*fit_head(features, labels, network.classes), features)
         last.weight.copy_(torch.from_numpy(weight).view_as(last.weight))
@@ -93,10 +102,11 @@ def write_rehearsal_model(layout: str, root: Path, network: Network | None = Non
     return file
 
 
-def _source(layout: str, root: Path) -> Any:
+def _source(layout: str, root: Path, **settings: Any) -> Any:
     """Source images with labels of the network's head: for ImageNet sets, of all 1,000 classes."""
     if layout in OWN_SOURCE:
-        return BENCHMARKS.get(layout)(None, root).source()
+        benchmark = BENCHMARKS.get(layout)
+        return benchmark(benchmark.Settings(**settings), root).source()
     return train_images(root, Geometry(224, "crop", 256))
 
 
@@ -149,8 +159,11 @@ def _features(network: Any, images: Any, shift: float) -> np.ndarray:
     return hidden.double().numpy()
 
 
-def _streets(network: Network, source: Any) -> _Fitted:
-    """A SegFormer, and features of PIXELS pixels of each source image, normalised as published."""
+def _streets(network: Network, sources: list[Any]) -> _Fitted:
+    """A SegFormer, and features of PIXELS pixels of each source image, normalised as published.
+
+    sources: the source images at each size.
+    """
     import torch
 
     built: Any = MODELS.get(network.architecture)().eval()
@@ -159,7 +172,7 @@ def _streets(network: Network, source: Any) -> _Fitted:
     seen: list[Any] = []
     hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     features, labels = [], []
-    for number in range(len(source.labels)):
+    for source, number in ((source, n) for source in sources for n in range(len(source.labels))):
         index = np.array([number])
         built((source.load(index).float() / 255 - mean) / std)
         maps = seen.pop()

@@ -12,6 +12,7 @@ from ctta_bench.config.cell import CellRequest, resolve
 from ctta_bench.datasets.fetching.known import known_data
 from ctta_bench.datasets.fetching.verify import verify
 from ctta_bench.datasets.rehearsal.benchmarks import rehearse
+from ctta_bench.datasets.rehearsal.model import write_rehearsal_model
 from ctta_bench.errors import DataError
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.registry import BENCHMARKS, load_plugin
@@ -104,3 +105,17 @@ def test_data_check_counts_its_parts(root: Path) -> None:
     assert found.exit_code == 0
     assert "4 domains: fog, night, rain, snow" in found.output
     assert "note: rehearsal images" in found.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_weights_pass_the_check_of_their_accuracy_at_both_sizes(root: Path) -> None:
+    write_rehearsal_model("cityscapes_acdc", root, scale=(68, 120))
+    for size in ([], ["--set", "scale=[68,120]"]):
+        words = ["--set", "domains=[fog]", "--set", "examples=1", "--set", "rounds=1", *size]
+        found = CliRunner().invoke(
+            app,
+            ["run", "source", "cityscapes_acdc", "--root", str(root), *words, "--workers", "0"]
+            + ["--out", str(root / "runs")],
+        )
+        assert found.exit_code == 0, found.output
