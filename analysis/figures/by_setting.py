@@ -16,7 +16,12 @@ from ctta_bench.analysis.table.compared import compared_with
 from ctta_bench.analysis.table.rows import metric_of, rows, source_row
 from ctta_bench.analysis.table.table import MISSING, signed
 from ctta_bench.analysis.tables.by_setting import names_of, settings_of, shared
-from ctta_bench.analysis.tables.leaderboard import BETTER, WORSE, relative_times
+from ctta_bench.analysis.tables.leaderboard import (
+    BETTER,
+    WORSE,
+    measured_times,
+    relative_times,
+)
 from ctta_bench.registry import BENCHMARKS, FIGURES, MODELS
 
 COLOURS = "PuOr"  # orange is worse, purple better; told apart with each kind of colour blindness
@@ -46,10 +51,11 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
 
     Columns method (label), setting (head), gain in points (positive: better), p_holm (corrected
     within the setting, NaN without a test), time (multiple of source's) and seeds. Methods are
-    sorted by their median gain, the best first.
+    sorted by their median gain, the best first. Where some settings have a record of `ctta-bench
+    cost`, times are from it alone.
     """
     name_of, labels = names_of(columns)
-    found = []
+    found, measured = [], set()
     for head, group in columns.items():
         of_group, metric = rows(group), metric_of(group)
         source = source_row(of_group)
@@ -57,6 +63,8 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
             continue
         others = [row for row in of_group if row is not source and not np.isnan(row.mean)]
         times = relative_times(of_group, source)
+        if len(source.finished) and measured_times(of_group, source):
+            measured.add(head)
         for one in compared_with(source, others, metric):
             name = name_of[one.row.cells["cell"].iloc[0]]
             gain = metric.gain(source.mean, one.row.mean)
@@ -68,6 +76,8 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
         found, columns=["name", "method", "setting", "gain", "p_holm", "time", "seeds"]
     )
     order = frame.groupby("name", sort=False)["gain"].median().sort_values(ascending=False).index
+    if measured:
+        frame.loc[~frame["setting"].isin(measured), "time"] = np.nan
     frame["name"] = pd.Categorical(frame["name"], order, ordered=True)
     return frame.sort_values("name", kind="stable").reset_index(drop=True)
 

@@ -40,11 +40,15 @@ def settings_of(runs: Runs) -> list[dict[str, Runs]]:
     """The groups of each benchmark and model that was run under several settings, by their heads.
 
     A head is the setting, with batch size, severity and number of images where these differ from
-    most of the groups.
+    most of the groups. Within a setting they rise.
     """
     found = []
     for _, cells in runs.cells.groupby(_FAMILY, sort=False):
-        groups = [g for g in runs.groups() if g.cells["group"].iloc[0] in set(cells["group"])]
+        order = list(dict.fromkeys(cells["setting"]))
+        groups = sorted(
+            (g for g in runs.groups() if g.cells["group"].iloc[0] in set(cells["group"])),
+            key=lambda group: _place(group.cells.iloc[0], order),
+        )
         columns = dict(zip(_heads(groups), groups, strict=False))
         if len(columns) == len(groups) and cells["setting"].nunique() >= FEWEST:
             found.append(columns)
@@ -65,6 +69,13 @@ def shared(columns: Mapping[str, Runs]) -> str:
         _PARTS[key].format(value) for key, value in _usual(groups).items() if value is not None
     ]
     return f"Where a head says nothing else: {', '.join(usual)}. " if usual else ""
+
+
+def _place(cell: "pd.Series[Any]", order: list[str]) -> tuple[Any, ...]:
+    """What the columns are sorted by: the setting, then what follows it in a head."""
+    parts = [cell[key] for key in _PARTS]
+    numbers = [part if isinstance(part, int | float | np.number) else np.nan for part in parts]
+    return order.index(cell["setting"]), *(np.inf if np.isnan(n) else n for n in numbers)
 
 
 def _heads(groups: list[Runs]) -> list[str]:
@@ -103,7 +114,7 @@ def _table(columns: Mapping[str, Runs], means: pd.DataFrame, labels: Mapping[str
     cell, metric = group.cells.iloc[0], metric_of(group)
     # A row with a missing mean is placed by the others.
     place = means.round(EQUAL_DECIMALS).rank(ascending=not metric.higher_is_better).mean(axis=1)
-    frame = means.loc[place.sort_values(kind="stable").index]
+    frame = means.dropna(how="all").loc[place.dropna().sort_values(kind="stable").index]
     entries_of = [ranked(frame[name], metric.higher_is_better) for name in frame.columns]
     return Table(
         name=safe_name(f"{cell['benchmark']}-{cell['model']}") + "-settings",
@@ -126,8 +137,9 @@ def _table(columns: Mapping[str, Runs], means: pd.DataFrame, labels: Mapping[str
 
 
 def _missing(means: pd.DataFrame, labels: Mapping[str, str]) -> list[str]:
-    return [
+    absent = [labels[str(name)] for name in means.index[means.isna().all(axis=1)]]
+    return [f"No complete result: {', '.join(absent)}."] * bool(absent) + [
         f"{labels[str(name)]}: no complete result under {', '.join(heads)}."
-        for name, values in means.iterrows()
+        for name, values in means.dropna(how="all").iterrows()
         if (heads := [str(head) for head, value in values.items() if np.isnan(value)])
     ]

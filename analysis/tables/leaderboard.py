@@ -151,10 +151,20 @@ def relative_times(found: Sequence[Row], source: Row | None) -> dict[str, float]
     """
     if source is None or not len(source.finished):
         return {}
-    alike = [row for row in found if len(row.finished) and _devices(row) == _devices(source)]
-    if measured := _measured(alike, "to_reference", same_device=True):
-        return measured
-    return {row.name: _mean(row, "seconds") / _mean(source, "seconds") for row in alike}
+    alike = _on_its_device(found, source)
+    return measured_times(found, source) or {
+        row.name: _mean(row, "seconds") / _mean(source, "seconds") for row in alike
+    }
+
+
+def measured_times(found: Sequence[Row], source: Row) -> dict[str, float]:
+    """Time as a multiple of source's, by row, from the records of `ctta-bench cost` alone."""
+    return _measured(_on_its_device(found, source), "to_reference", same_device=True)
+
+
+def _on_its_device(found: Sequence[Row], source: Row) -> list[Row]:
+    """The finished rows on the device of source."""
+    return [row for row in found if len(row.finished) and _devices(row) == _devices(source)]
 
 
 def _mean(row: Row, cost: str) -> float:

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from ctta_bench.analysis.figure.canvas import COLUMN_WIDTHS, Canvas
 from ctta_bench.analysis.figures import by_setting
-from ctta_bench.analysis.figures.by_setting import setting_figures
+from ctta_bench.analysis.figures.by_setting import gains, setting_figures
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.write import write_report
-from ctta_bench.analysis.tables.by_setting import setting_tables
+from ctta_bench.analysis.tables import leaderboard
+from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.cli import app
 
 
@@ -48,11 +49,14 @@ def test_each_setting_is_a_column_and_rows_go_by_their_mean_rank(under, runs_dir
 
 
 def test_batch_sizes_tell_columns_of_one_setting_apart(under, runs_dir):
-    under("tent", 0.2)
-    under("tent", 0.3, batch_size=1)
-    under("tent", 0.4, "mixed")
+    for size in (200, 10, 1, 20):
+        under("tent", 0.3, batch_size=size)
+    for setting in ("correlated", "mixed", "reset", "gradual"):
+        under("tent", 0.4, setting)
     (table,) = setting_tables(load(runs_dir))
-    assert set(table.header[1:]) == {"Continual", "Continual, batch 1", "Mixed domains"}
+    assert table.header[1:5] == (
+        "Continual, batch 1", "Continual, batch 10", "Continual", "Continual, batch 200",
+    )  # fmt: skip
     assert "Where a head says nothing else: batch 20. " in table.caption
 
 
@@ -64,6 +68,17 @@ def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):
     assert list(table.frame.index) == ["paid", "tent"]
     assert table.lines[0][1][1].text == "–"
     assert table.footnotes == ("PAID: no complete result under Mixed domains.",)
+
+
+def test_a_method_without_any_result_has_no_row(under, runs_dir):
+    under("tent", 0.2)
+    under("tent", 0.3, "mixed")
+    under("paid", 0.1)
+    (file,) = runs_dir.rglob("paid*/result.json")
+    file.unlink()
+    (table,) = setting_tables(load(runs_dir))
+    assert list(table.frame.index) == ["tent"]
+    assert table.footnotes == ("No complete result: PAID.",)
 
 
 def test_one_setting_makes_no_table(under, runs_dir):
@@ -136,3 +151,20 @@ def test_without_source_there_are_no_gains_to_draw(under, runs_dir, tmp_path):
     under("tent", 0.2)
     under("tent", 0.3, "mixed")
     assert setting_figures(load(runs_dir), tmp_path / "all") == []
+
+
+def test_times_are_measured_ones_where_some_setting_has_them(under, runs_dir, monkeypatch):
+    for setting in ("continual", "mixed"):
+        under("source", 0.3, setting)
+        under("tent", 0.2, setting)
+    (columns,) = settings_of(load(runs_dir))
+    assert gains(columns)["time"].tolist() == [1.0, 1.0]  # of the runs
+
+    def measured(rows, source):
+        is_continual = source.cells["setting"].iloc[0] == "continual"
+        return {row.name: 2.0 for row in rows} if is_continual else {}
+
+    monkeypatch.setattr(by_setting, "measured_times", measured)
+    monkeypatch.setattr(leaderboard, "measured_times", measured)
+    found = gains(columns).set_index("setting")["time"]
+    assert found["Continual"] == 2.0 and np.isnan(found["Mixed domains"])
