@@ -13,7 +13,7 @@ MAX_LISTED = 12  # parts of a footnote; the list of cells on the page has all
 
 def missing_cells(found: Sequence[Row]) -> Iterator[str]:
     """The missing cells of a table, each with its reason, and the command that runs them."""
-    gaps: dict[str, list[str]] = {}
+    gaps: dict[str, dict[str, list[str]]] = {}  # by experiment and reason
     for row in found:
         for _, cell in row.cells[row.cells["state"] != "done"].iterrows():
             why = (
@@ -21,12 +21,12 @@ def missing_cells(found: Sequence[Row]) -> Iterator[str]:
                 if cell["reason"]
                 else cell["state"]
             )
-            gaps.setdefault(cell["experiment"], []).append(
-                f"{row.label}, seed {cell['seed']} ({why})"
-            )
+            of_experiment = gaps.setdefault(cell["experiment"], {})
+            of_experiment.setdefault(why, []).append(f"{row.label}, seed {cell['seed']}")
     for experiment, label, seed in _never_started(found):
-        gaps.setdefault(experiment, []).append(f"{label}, seed {seed} (not run)")
-    for experiment, parts in gaps.items():
+        gaps.setdefault(experiment, {}).setdefault("not run", []).append(f"{label}, seed {seed}")
+    for experiment, reasons in gaps.items():
+        parts = [f"{listed(cells, '; ')} ({why})" for why, cells in reasons.items()]
         texts = listed(parts, "; ")
         yield f"{MISSING} Missing cells: {texts}. Run them with `{command(experiment)}`."
 

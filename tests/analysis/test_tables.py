@@ -73,10 +73,11 @@ def test_without_a_finished_source_there_is_no_gain(cell, runs_dir):
 def test_an_unfinished_method_shows_dashes_its_reason_and_the_command(cell, runs_dir):
     cell("source", SOURCE)
     cell("tent", RATES, unfinished=True)
+    cell("sar", RATES, unfinished=True)
     table = only_table(runs_dir)
     assert table.frame.loc["tent", ["gaussian_noise", "fog", "mean", "gain"]].isna().all()
     assert entry(table, "TENT", "mean").text == "–"
-    assert "TENT, seed 0 (incomplete: stopped after batch 5 of 10)" in notes(table)
+    assert "SAR, seed 0; TENT, seed 0 (incomplete: stopped after batch 5 of 10)" in notes(table)
     assert "`ctta-bench grid trial.yaml`" in notes(table)
 
 
