@@ -108,6 +108,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_same_command_resumes(
     assert "resumed after" in (cell / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_output_that_becomes_read_only_fails_the_cell_and_the_same_command_resumes(
     tmp_path: Path, whole: dict[str, Any]
 ) -> None:

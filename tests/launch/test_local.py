@@ -269,6 +269,7 @@ def test_a_pool_s_plan_is_text_and_results_are_read_without_it(ran: Ran) -> None
         (ran.runs.parent / "launches").rename(launch.parent)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_workers_after_a_checkpoint_and_the_same_command_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
