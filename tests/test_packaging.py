@@ -254,6 +254,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
         "datasets/embedded/fashion_cnn.safetensors",
         "datasets/embedded/scenes_vit.safetensors",
         "datasets/embedded/scenes_cnn.safetensors",
+        "datasets/embedded/scenes_cnn_gn.safetensors",
         "datasets/embedded/streets_segformer.safetensors",
         "datasets/embedded/frost/frost1.png",
         "analysis/reference/reference_results.csv",

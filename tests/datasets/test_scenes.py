@@ -13,7 +13,7 @@ from ctta_bench.datasets.scenes import ScenesC, ScenesSettings, TrainingScenes
 from ctta_bench.source_models.pretrained import load_source_model
 from ctta_bench.stream import as_input
 
-MODELS = ("scenes_vit", "scenes_cnn")
+MODELS = ("scenes_vit", "scenes_cnn", "scenes_cnn_gn")
 
 
 def test_a_scene_depends_on_its_photograph_split_and_number_only() -> None:
