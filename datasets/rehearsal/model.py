@@ -172,7 +172,8 @@ def _streets(network: Network, sources: list[Any]) -> _Fitted:
     seen: list[Any] = []
     hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     features, labels = [], []
-    for source, number in ((source, n) for source in sources for n in range(len(source.labels))):
+    shown = [(source, number) for source in sources for number in range(len(source.labels))]
+    for source, number in shown:
         index = np.array([number])
         built((source.load(index).float() / 255 - mean) / std)
         maps = seen.pop()

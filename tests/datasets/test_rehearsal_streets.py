@@ -113,9 +113,6 @@ def test_its_weights_pass_the_check_of_their_accuracy_at_both_sizes(root: Path) 
     write_rehearsal_model("cityscapes_acdc", root, scale=(68, 120))
     for size in ([], ["--set", "scale=[68,120]"]):
         words = ["--set", "domains=[fog]", "--set", "examples=1", "--set", "rounds=1", *size]
-        found = CliRunner().invoke(
-            app,
-            ["run", "source", "cityscapes_acdc", "--root", str(root), *words, "--workers", "0"]
-            + ["--out", str(root / "runs")],
-        )
+        place = ["--root", str(root), "--out", str(root / "runs"), "--workers", "0"]
+        found = CliRunner().invoke(app, ["run", "source", "cityscapes_acdc", *words, *place])
         assert found.exit_code == 0, found.output
