@@ -8,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ctta_bench.analysis.figures.by_setting import gains
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL
 from ctta_bench.analysis.sharing.site import write_site
-from ctta_bench.analysis.tables.by_setting import setting_tables
+from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.analysis.tables.leaderboard import leaderboard
+from ctta_bench.analysis.tables.main import round_table
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.registry import METHODS
 
@@ -83,10 +85,106 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
         assert METHODS.display_name(str(method)) in prose
 
 
-def test_the_table_by_setting_is_that_of_the_stored_predictions() -> None:
-    (table,) = setting_tables(load(STORED / "settings.zip"))
-    stored = pd.read_csv(STORED / "settings.csv", index_col=0)
+@pytest.mark.parametrize(
+    ("stored", "bundle", "model"),
+    [
+        ("settings", "when", "scenes_vit"),
+        ("batchnorm", "breakdowns", "scenes_cnn"),
+        ("groupnorm", "breakdowns", "scenes_cnn_gn"),
+    ],
+)
+def test_a_table_by_setting_is_that_of_the_stored_predictions(
+    stored: str, bundle: str, model: str
+) -> None:
+    tables = setting_tables(load(STORED / f"{bundle}.zip"))
+    (table,) = (table for table in tables if table.name == f"scenes_c-{model}-settings")
+    found = pd.read_csv(STORED / f"{stored}.csv", index_col=0)
+    pd.testing.assert_frame_equal(found, table.frame, check_names=False, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def by_setting() -> pd.DataFrame:
+    """Gain and corrected p of each method on the ViT, by setting."""
+    (columns,) = settings_of(load(STORED / "when.zip"))
+    return gains(columns).set_index(["name", "setting"])
+
+
+@pytest.fixture(scope="module")
+def statistics() -> pd.DataFrame:
+    """Gain and corrected p of each method on the CNN with BatchNorm, by setting."""
+    (columns,) = (
+        columns
+        for columns in settings_of(load(STORED / "breakdowns.zip"))
+        if next(iter(columns.values())).cells["model"].iloc[0] == "scenes_cnn"
+    )
+    return gains(columns).set_index(["name", "setting"])
+
+
+@pytest.mark.parametrize("method", ["norm", "tent"])
+def test_batch_statistics_gain_unless_classes_are_correlated(
+    statistics: pd.DataFrame, method: str
+) -> None:
+    assert statistics.loc[(method, "Continual, batch 50"), "gain"] > 5
+    row = statistics.loc[(method, "Correlated, batch 50")]
+    assert row["gain"] < -10
+    assert row["p_holm"] < LEVEL
+
+
+def test_entropy_on_batch_statistics_fails_in_batches_of_one(statistics: pd.DataFrame) -> None:
+    row = statistics.loc[("tent", "Continual, batch 1")]
+    assert row["gain"] < -40
+    assert row["p_holm"] < LEVEL
+    assert 0 < statistics.loc[("norm", "Continual, batch 1"), "gain"] < 5
+
+
+def test_lame_gains_under_correlated_classes_and_loses_without(statistics: pd.DataFrame) -> None:
+    gain = statistics["gain"]
+    assert gain[("lame", "Correlated, batch 50")] > 5
+    assert gain[("lame", "Continual, batch 50")] < -2
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "paid"])
+def test_alignment_fails_in_batches_of_one_image(by_setting: pd.DataFrame, method: str) -> None:
+    row = by_setting.loc[(method, "Continual, batch 1")]
+    assert row["gain"] < -40
+    assert row["p_holm"] < LEVEL
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_alignment_fails_in_batches_of_one_class(by_setting: pd.DataFrame, method: str) -> None:
+    row = by_setting.loc[(method, "Correlated")]
+    assert row["gain"] < -20
+    assert row["p_holm"] < LEVEL
+
+
+@pytest.mark.parametrize("method", ["tent", "sar"])
+def test_entropy_fails_at_large_rates(method: str) -> None:
+    (group,) = load(STORED / "rates.zip").groups()
+    frame = leaderboard(group).frame
+    of_method = frame[frame.index.str.startswith(f"{method} ")].sort_values("gain", ascending=False)
+    assert len(of_method) == 3
+    assert of_method["gain"].iloc[0] > 0
+    assert of_method["gain"].iloc[1] < 0
+    assert of_method["gain"].iloc[2] < -40
+    assert of_method["p_holm"].iloc[2] < LEVEL
+
+
+def test_over_ten_rounds_some_gain_and_some_drift() -> None:
+    (group,) = load(STORED / "rounds.zip").groups()
+    table = round_table(group)
+    assert table is not None
+    stored = pd.read_csv(STORED / "rounds.csv", index_col=0)
     pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
+    first, last = (table.frame[f"round {number}"].astype(float) for number in (1, 10))
+    assert last["paid"] < first["paid"] - 1
+    assert (last[["lora", "sar", "rotta"]] > first[["lora", "sar", "rotta"]] + 10).all()
+
+
+def test_cotta_costs_several_times_what_source_costs() -> None:
+    with (STORED / "cost.csv").open(encoding="utf-8", newline="") as table:
+        costs = {row["method"]: row for row in csv.DictReader(table)}
+    assert float(costs["cotta"]["forward_per_image"]) >= 3
+    assert float(costs["cotta"]["to_reference"]) > 3 * float(costs["source"]["to_reference"])
 
 
 def test_the_leaderboard_of_the_documentation_has_the_same_numbers(
