@@ -62,9 +62,11 @@ def gains(columns: dict[str, Runs]) -> pd.DataFrame:
         if source is None:
             continue
         others = [row for row in of_group if row is not source and not np.isnan(row.mean)]
-        times = relative_times(of_group, source)
-        if len(source.finished) and measured_times(of_group, source):
+        times = measured_times(of_group, source)
+        if times:
             measured.add(head)
+        else:
+            times = relative_times(of_group, source)
         for one in compared_with(source, others, metric):
             name = name_of[one.row.cells["cell"].iloc[0]]
             gain = metric.gain(source.mean, one.row.mean)

@@ -73,9 +73,8 @@ def shared(columns: Mapping[str, Runs]) -> str:
 
 def _place(cell: "pd.Series[Any]", order: list[str]) -> tuple[Any, ...]:
     """What the columns are sorted by: the setting, then what follows it in a head."""
-    parts = [cell[key] for key in _PARTS]
-    numbers = [part if isinstance(part, int | float | np.number) else np.nan for part in parts]
-    return order.index(cell["setting"]), *(np.inf if np.isnan(n) else n for n in numbers)
+    numbers = pd.to_numeric(cell[list(_PARTS)], errors="coerce").fillna(np.inf)
+    return order.index(cell["setting"]), *numbers
 
 
 def _heads(groups: list[Runs]) -> list[str]:

@@ -151,15 +151,16 @@ def relative_times(found: Sequence[Row], source: Row | None) -> dict[str, float]
     """
     if source is None or not len(source.finished):
         return {}
-    alike = _on_its_device(found, source)
     return measured_times(found, source) or {
-        row.name: _mean(row, "seconds") / _mean(source, "seconds") for row in alike
+        row.name: _mean(row, "seconds") / _mean(source, "seconds")
+        for row in _on_its_device(found, source)
     }
 
 
 def measured_times(found: Sequence[Row], source: Row) -> dict[str, float]:
     """Time as a multiple of source's, by row, from the records of `ctta-bench cost` alone."""
-    return _measured(_on_its_device(found, source), "to_reference", same_device=True)
+    alike = _on_its_device(found, source) if len(source.finished) else []
+    return _measured(alike, "to_reference", same_device=True)
 
 
 def _on_its_device(found: Sequence[Row], source: Row) -> list[Row]:

@@ -76,9 +76,8 @@ def write_rehearsal_model(
     network = network or network_of(layout)
     file = root / "models" / f"{network.name}.safetensors"
     sources = [_source(layout, root), *([_source(layout, root, scale=scale)] if scale else [])]
-    seen = hashlib.sha256(
-        np.asarray(sources[0].labels, "<i8").tobytes() + (str(scale).encode() if scale else b"")
-    ).hexdigest()
+    labels_of = np.asarray(sources[0].labels, "<i8").tobytes()
+    seen = hashlib.sha256(labels_of + str(scale or "").encode()).hexdigest()
     if _is_fitted_to(file, seen):
         return file
     import torch
