@@ -1,5 +1,7 @@
 """Shared by all tests: one thread, a cache of their own, and the toy benchmark."""
 
+import functools
+import gc
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -16,6 +19,13 @@ TOY = Path(__file__).parent / "toy.py"
 def pytest_configure() -> None:
     """Ctrl-C works in the tests, even where a shell that runs them in the background ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Typer makes the commands again for each call; that is longer than most of the calls take.
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+def pytest_collection_finish() -> None:
+    """The collected tests are not searched for garbage again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +35,24 @@ def _one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _draw_alike_in_the_module() -> None:
+    """The same for what fixtures of a module draw."""
+    _draw_alike()
+
+
+@pytest.fixture(autouse=True)
+def _draw_alike_in_the_test() -> None:
+    """A test that draws without a seed draws the same whatever ran before it."""
+    _draw_alike()
+
+
+def _draw_alike() -> None:
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -129,7 +129,7 @@ class KillAfter(StopAfter):
     number = signal.SIGKILL
 
 
-KILLED = {"tent", "dpcore"}  # by default; test_method.py resumes all methods
+KILLED = {"tent", "rotta"}  # by default; test_method.py resumes all methods
 
 
 @pytest.fixture(scope="module")

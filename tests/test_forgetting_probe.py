@@ -17,7 +17,7 @@ from ctta_bench.run.open import open_cell
 from ctta_bench.run.options import RunOptions
 from ctta_bench.run.probe import ForgettingProbe
 from tests.launches import recorded
-from tests.methods import NETWORKS, toy
+from tests.methods import NETWORKS, WITH, toy
 from tests.test_engine import CLASSIFYING, StopAfter
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -26,8 +26,8 @@ SMALL = {"benchmark.examples": 16, "benchmark.batch_size": 8}  # three domains o
 
 def cell(method: str = "tent", **values: Any) -> Cell:
     network = NETWORKS.get(method, "toy_vit")
-    few = {"style_batch_size": 16} if method == "reservoir" else {}  # of the toy's 40 images
-    values = {"model": network, "set": {"labeller": network, **SMALL, **few}} | values
+    few = {"labeller": network, **SMALL, **WITH.get(method, {})}
+    values = {"model": network, "set": few} | values
     return resolve(CellRequest(method=method, benchmark="toy", **values))
 
 

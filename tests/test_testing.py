@@ -14,18 +14,10 @@ from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
 from ctta_bench.testing import CHECKS, check_method
 
-# The same properties of every other method are tested one by one in test_method.py; the command,
-# below, checks tent.
-SHOWN = {"svdp"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in SHOWN else pytest.mark.slow)
-        for name in METHODS.names()
-    ],
-)
+# The same properties of every method are tested one by one in test_method.py and in
+# methods/test_segmentation.py; the command, below, checks tent.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_passes_every_check(name: str) -> None:
     outcomes = list(check_method(name))
     assert [o for o in outcomes if not o.passed] == []

@@ -4,6 +4,7 @@ So the source model is right on every clean image, and errors come from the doma
 plug-in like a user's: tests load it by path, in this process and in others.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 
@@ -22,9 +23,12 @@ CLASSES, IMAGES = 10, 40
 @MODELS.register_module("toy_vit")
 def toy_vit() -> nn.Module:
     """ViT of width 24 and depth 4 with fixed random weights."""
-    network = tiny_vit()
+    network = copy.deepcopy(_vit())  # faster than to build it again
     network.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "input_size": (3, SIDE, SIDE)}
     return network
+
+
+_vit = functools.cache(tiny_vit)
 
 
 @MODELS.register_module("toy_cnn")

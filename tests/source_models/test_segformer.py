@@ -87,14 +87,14 @@ def build_mmseg(config: str, **backbone: Any) -> Any:
 
 
 def both(packed: nn.Module, ours: nn.Module, shape: tuple[int, int], width: int) -> tuple[Any, Any]:
-    """Outputs and gradients of a packed module and of ours on the same map as tokens."""
+    """Outputs and gradients of a packed module and of ours on the same map, in float64."""
     results = []
-    for module in (packed, ours):
+    for module in (packed.double(), ours.double()):
         generator = torch.Generator().manual_seed(3)
-        x = torch.randn(2, shape[0] * shape[1], width, generator=generator)
+        x = torch.randn(2, shape[0] * shape[1], width, generator=generator, dtype=torch.float64)
         x.requires_grad_()
         y = module(x, shape, identity=2 * x)
-        (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum().backward()
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
         results.append((y.detach(), x.grad))
     return results[0], results[1]
 
@@ -121,12 +121,12 @@ def test_attention_equals_the_packed_one_in_value_and_gradient(
 
     theirs, got = both(packed, ours, shape, width)
 
-    torch.testing.assert_close(got, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, theirs, atol=1e-12, rtol=1e-9)
     gradients = [layer.weight.grad for layer in (ours.q, ours.k, ours.v)]
     expected = packed.attn.in_proj_weight.grad
-    torch.testing.assert_close(torch.cat(gradients), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(gradients), expected, atol=1e-12, rtol=1e-9)
     expected = packed.attn.out_proj.weight.grad
-    torch.testing.assert_close(ours.proj.weight.grad, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.proj.weight.grad, expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("width", "shape"), [(8, (8, 12)), (40, (4, 9)), (5, (1, 1))])
@@ -138,10 +138,10 @@ def test_the_mlp_equals_that_of_1x1_convolutions_in_value_and_gradient(
 
     theirs, got = both(packed, ours, shape, width)
 
-    torch.testing.assert_close(got, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, theirs, atol=1e-12, rtol=1e-9)
     for layer, number in ((ours.fc1, 0), (ours.fc2, 4)):
         expected = packed.layers[number].weight.grad.flatten(1)
-        torch.testing.assert_close(layer.weight.grad, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(layer.weight.grad, expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (33, 70)])
