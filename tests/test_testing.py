@@ -14,6 +14,7 @@ from ctta_bench.method import Method, OptimizerHyperparameters, softmax_entropy
 from ctta_bench.registry import METHODS
 from ctta_bench.testing import CHECKS, check_method
 
+
 # The same properties of every method are tested one by one in test_method.py and in
 # methods/test_segmentation.py; the command, below, checks tent.
 @pytest.mark.slow

@@ -11,6 +11,7 @@ standard error, p is two-sided of the same t. docs/analysis.md has the model and
 its coverage.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -89,17 +90,27 @@ def image_scores(
     Example: two domains of two images, `image_scores([0, 0, 1, 1], [0, 1, 0, 1], [[0.], [1.],
     [1.], [1.]], same_images=True)` gives the scores [[0.5], [1.]].
     """
+    of_domain, of_index = (np.asarray(of, np.int64).tobytes() for of in (domain, index))
+    place, weights, strata = _design(of_domain, of_index, same_images)
+    scores = [np.bincount(place, weights * column, len(strata)) for column in values.T]
+    return np.stack(scores, axis=1), strata
+
+
+@functools.lru_cache(maxsize=64)  # the methods of a table have seen the same images
+def _design(
+    of_domain: bytes, of_index: bytes, same_images: bool
+) -> tuple[Integers, Floats, Integers]:
+    """Image and weight of each observation, and stratum of each image; int64 as bytes."""
+    domain, index = np.frombuffer(of_domain, np.int64), np.frombuffer(of_index, np.int64)
     domains, at = np.unique(domain, return_inverse=True)
     per_domain = np.bincount(at)
     keys = index if same_images else np.arange(len(index))
     images, place = np.unique(keys, return_inverse=True)
     weights = len(images) / (len(domains) * per_domain[at])
-    scores = np.zeros((len(images), values.shape[1]))
-    np.add.at(scores, place, weights[:, None] * values)
     present = np.zeros((len(images), len(domains)), bool)
     present[place, at] = True
     strata = np.unique(present, axis=0, return_inverse=True)[1].reshape(-1)
-    return scores, strata
+    return place, weights, strata
 
 
 def estimate(scores: Floats, strata: Integers | None = None) -> Estimate:

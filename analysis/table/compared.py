@@ -95,15 +95,13 @@ def differences_by_domain(a: Row, b: Row, metric: Metric) -> list[Estimate]:
 
 def _paths_of_common_seeds(a: Row, b: Row) -> tuple[Paths, Paths]:
     common = common_seeds(a, b)
-    ours, theirs = (
-        tuple(row.finished.set_index("seed")["path"].loc[common].tolist()) for row in (a, b)
-    )
+    ours, theirs = (tuple(row.path_of_seed[seed] for seed in common) for row in (a, b))
     return ours, theirs
 
 
 def common_seeds(a: Row, b: Row) -> list[int]:
     """The seeds that both rows have finished."""
-    return sorted(set(a.finished["seed"]) & set(b.finished["seed"]))
+    return sorted(a.path_of_seed.keys() & b.path_of_seed.keys())
 
 
 @functools.lru_cache(maxsize=_CACHED)

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,11 +43,16 @@ class Row:
     values: npt.NDArray[np.float64]
     empty: npt.NDArray[np.bool_]
 
-    @property
+    @cached_property
     def finished(self) -> pd.DataFrame:
         """Its finished cells, by seed."""
         done: pd.DataFrame = self.cells[self.cells["state"] == "done"]
         return done
+
+    @cached_property
+    def path_of_seed(self) -> dict[int, str]:
+        """The folder of each finished cell, by seed."""
+        return dict(zip(self.finished["seed"], self.finished["path"], strict=True))
 
     @property
     def starts_from(self) -> str:
