@@ -49,3 +49,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'NAME'?` with the closest of the known names; "" if none is close."""
     close = difflib.get_close_matches(name, [*known], n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 round`, `3 rounds`, `1,500 cells`."""
+    return f"{count:,} {noun}" + "s" * bool(count != 1)

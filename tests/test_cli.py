@@ -469,7 +469,7 @@ def wait_for_batches(folder: Path, count: int) -> None:
 def test_an_interrupt_checkpoints_says_so_and_resumes_bit_identically(
     number: signal.Signals, invoke: Invoke, tmp_path: Path
 ) -> None:
-    call = ("run", "sar", "toy", "--rounds", "8", "--set", "margin=2", "--out")
+    call = ("run", "tent", "toy", "--rounds", "10", "--out")
     process = start(*call, "cut", cwd=tmp_path)
     wait_for_batches(tmp_path / "cut", 5)
     process.send_signal(number)

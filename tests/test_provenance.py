@@ -162,7 +162,7 @@ def test_a_grid_refuses_the_changed_cells_and_runs_the_others(folder: Path) -> N
     found = call(*grid, "--executor", "debug", "--device", "cpu")
 
     assert found.exit_code == 1, found.output
-    assert "1 cells run, 0 were done before, 1 failed" in flat(found.output)
+    assert "1 cell run, 0 were done before, 1 failed" in flat(found.output)
     assert "10 images before, 11 now" in flat(found.output)
 
 

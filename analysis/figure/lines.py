@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from ctta_bench.analysis.figure.canvas import Canvas
 from ctta_bench.analysis.figure.palette import GREY, SOURCE_LOOK, Look, looks
 from ctta_bench.analysis.table.missing import listed
-from ctta_bench.analysis.table.notes import counted, enumerated
+from ctta_bench.analysis.table.notes import enumerated
 from ctta_bench.analysis.table.rows import Row
+from ctta_bench.errors import counted
 
 FEW = 8  # lines that can all stand out
 BEST = 5  # of many

@@ -15,8 +15,9 @@ from ctta_bench.analysis.figure.lines import BEST, FEW, row_looks
 from ctta_bench.analysis.figure.palette import GREY, Look
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.missing import listed
-from ctta_bench.analysis.table.notes import counted, enumerated, title, upper_first
+from ctta_bench.analysis.table.notes import enumerated, title, upper_first
 from ctta_bench.analysis.table.rows import SOURCE, Row, metric_of, rows
+from ctta_bench.errors import counted
 from ctta_bench.registry import FIGURES
 from ctta_bench.scoring.metric import EQUAL_DECIMALS
 

@@ -7,10 +7,11 @@ import numpy as np
 
 from ctta_bench.analysis.read.collect import Runs
 from ctta_bench.analysis.table.compared import Compared, compared_with
-from ctta_bench.analysis.table.notes import counted, enumerated
+from ctta_bench.analysis.table.notes import enumerated
 from ctta_bench.analysis.table.rows import Row, metric_of, rows, source_row
 from ctta_bench.analysis.table.table import signed
 from ctta_bench.analysis.tables.leaderboard import is_method, relative_times
+from ctta_bench.errors import counted
 from ctta_bench.scoring.metric import Metric, printed
 
 FEW_IMAGES = 200  # per domain; with fewer there is a warning

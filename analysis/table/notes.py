@@ -19,6 +19,7 @@ from ctta_bench.analysis.table.rows import (
     source_row,
 )
 from ctta_bench.analysis.table.table import DAGGER, EMPTY, safe_name
+from ctta_bench.errors import counted
 from ctta_bench.registry import BENCHMARKS, METHODS, MODELS
 from ctta_bench.scoring.metric import COLLAPSE_SHARE
 from ctta_bench.stream.settings import setting_display_name
@@ -124,11 +125,6 @@ def enumerated(texts: Sequence[str]) -> str:
     """`a, b and c`."""
     *others, last = texts
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 round`, `3 rounds`."""
-    return f"{count} {noun}" + "s" * bool(count != 1)
 
 
 def table_name(runs: Runs) -> str:

@@ -27,7 +27,7 @@ from ctta_bench.cli.completion import benchmarks, completion, experiments, one_o
 from ctta_bench.cli.listing import count_text, print_plan
 from ctta_bench.cli.running import cell_loggers
 from ctta_bench.config.options import HOW, OUTPUT, WHAT
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, counted
 from ctta_bench.record.schema import EXPERIMENT_FILE, RESULT_FILE
 
 if TYPE_CHECKING:
@@ -374,8 +374,8 @@ def _submit(chosen: "Selection", directory: Path, profile: "Profile", options: "
         on_wait=lambda reason: print_error(reason, "waiting"),
     )
     typer.echo(
-        f"{count_text(chosen.todo)} submitted, in {sum(numbers)} jobs ({', '.join(arrays)}); "
-        f"status: {follow_up('status', directory, '--watch')}"
+        f"{count_text(chosen.todo)} submitted, in {counted(sum(numbers), 'job')} "
+        f"({', '.join(arrays)}); status: {follow_up('status', directory, '--watch')}"
     )
 
 

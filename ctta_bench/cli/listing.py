@@ -21,7 +21,7 @@ from ctta_bench.cli.command import (
     printer,
 )
 from ctta_bench.cli.completion import completion, models, one_of
-from ctta_bench.errors import ConfigError, did_you_mean
+from ctta_bench.errors import ConfigError, counted, did_you_mean
 from ctta_bench.record.schema import RESULT_FILE
 
 if TYPE_CHECKING:
@@ -269,4 +269,5 @@ def print_plan(
 def count_text(steps: "Sequence[Step]") -> str:
     """`12 cells and 2 warm-ups`."""
     warmups = sum(step.warms_up for step in steps)
-    return f"{len(steps) - warmups} cells" + (f" and {warmups} warm-ups" if warmups else "")
+    also = f" and {counted(warmups, 'warm-up')}" if warmups else ""
+    return counted(len(steps) - warmups, "cell") + also

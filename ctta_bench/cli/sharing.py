@@ -18,7 +18,7 @@ from ctta_bench.cli.command import (
     print_json,
 )
 from ctta_bench.cli.completion import one_of
-from ctta_bench.errors import ConfigError
+from ctta_bench.errors import ConfigError, counted
 from ctta_bench.record.schema import DEPTHS, VERIFIED
 
 
@@ -171,7 +171,8 @@ def verify(
             )
         result = f"{len(found.findings)} do not hold" if found.findings else "all hold"
         typer.echo(
-            f"{found.cells} cells, {found.numbers:,} numbers, verified at depth {depth}: {result}"
+            f"{counted(found.cells, 'cell')}, {counted(found.numbers, 'number')}, "
+            f"verified at depth {depth}: {result}"
         )
     if found.findings:
         raise typer.Exit(1)
@@ -212,7 +213,7 @@ def diff(
             for reason in one.reasons if one.equal != 1 else ():
                 typer.echo(f"  {reason}")
         same = sum(one.equal == 1 for one in found)
-        typer.echo(f"{len(found)} cells, {same} with the same predictions")
+        typer.echo(f"{counted(len(found), 'cell')}, {same} with the same predictions")
     if any(one.equal != 1 for one in found):
         raise typer.Exit(1)
 
@@ -250,7 +251,7 @@ def protocol_check(
     else:
         for row in found:
             told = "qualifies" if row.qualifies else f"does not qualify: {'; '.join(row.reasons)}"
-            typer.echo(f"{row.method} on {row.benchmark} ({row.cells} cells): {told}")
+            typer.echo(f"{row.method} on {row.benchmark} ({counted(row.cells, 'cell')}): {told}")
         count = sum(row.qualifies for row in found)
         typer.echo(f"{count} of {len(found)} rows qualify for {name} ({rules.sha256[:12]})")
     if not any(row.qualifies for row in found):

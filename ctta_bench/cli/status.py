@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.live import Live
 
 from ctta_bench.cli.command import Format, check_format, command, print_error, print_json, printer
-from ctta_bench.errors import ConfigError, RunError
+from ctta_bench.errors import ConfigError, RunError, counted
 from ctta_bench.record.schema import CELL_FILE, LOG_FILE
 
 if TYPE_CHECKING:
@@ -207,12 +207,11 @@ def cancel(
     from ctta_bench.launch.cancel import cancel_launches
 
     ended = cancel_launches(directory, which or ())
+    jobs = counted(ended.jobs, "Slurm job")
     if which or (directory / CELL_FILE).is_file():
-        typer.echo(f"{ended.cells} cells cancelled; {ended.jobs} Slurm jobs ended")
+        typer.echo(f"{counted(ended.cells, 'cell')} cancelled; {jobs} ended")
     else:
-        typer.echo(
-            f"{ended.jobs} Slurm jobs and {ended.processes} processes on this machine stopped"
-        )
+        typer.echo(f"{jobs} and {ended.processes} processes on this machine stopped")
     for problem in ended.problems:
         print_error(problem, "note")
     if ended.problems:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctta_bench.config.cell import Cell
-from ctta_bench.errors import CttaBenchError, RunError
+from ctta_bench.errors import CttaBenchError, RunError, counted
 from ctta_bench.launch.local import Pool, Share
 from ctta_bench.launch.plan import FOLDER, Launch, launches
 from ctta_bench.launch.profiles import Profile
@@ -192,7 +192,7 @@ def _earlier(directory: Path) -> dict[str, CellStatus]:
     unknown = [cell for cell in found.cells if cell.state == "unknown"]
     if unknown:
         raise RunError(
-            f"{len(unknown)} cells may be in jobs of Slurm, which does not answer "
+            f"{counted(len(unknown), 'cell')} may be in jobs of Slurm, which does not answer "
             f"({'; '.join(found.problems)}); run the same command again when it does."
         )
     return {cell.cell: cell for cell in found.cells}

@@ -42,15 +42,15 @@ def test_cancel_takes_cells_and_patterns_and_leaves_the_others(
     which: str, two: Launch, tmp_path: Path
 ) -> None:
     shown = call("cancel", tmp_path / "trial", which)
-    assert (shown.exit_code, "1 cells cancelled" in shown.stdout) == (0, True)
+    assert (shown.exit_code, "1 cell cancelled" in shown.stdout) == (0, True)
     assert (tmp_path / "ended").read_text() == "7_1\n"
     assert state(tmp_path / "trial", "tent-b") == ("cancelled", "cancelled before its first batch")
     assert state(tmp_path / "trial")[0] == "queued"
 
 
 def test_cancel_takes_methods_and_the_folder_of_a_cell(two: Launch, tmp_path: Path) -> None:
-    assert "1 cells cancelled" in call("cancel", tmp_path / "trial" / "tent-a").stdout
-    assert "1 cells cancelled" in call("cancel", tmp_path / "trial", "tent").stdout
+    assert "1 cell cancelled" in call("cancel", tmp_path / "trial" / "tent-a").stdout
+    assert "1 cell cancelled" in call("cancel", tmp_path / "trial", "tent").stdout
     assert (tmp_path / "ended").read_text() == "7_0\n7_0 7_1\n"
     refused = call("cancel", tmp_path / "trial", "tnet")
     assert (refused.exit_code, "no cell and no method" in refused.stderr) == (2, True)
@@ -113,7 +113,7 @@ def test_a_cell_that_was_cancelled_stops_and_its_worker_takes_the_next(tmp_path:
     options = ("--device", "cpu", "--jobs", 2, "--out", runs)
     launcher = start("grid", file, *PLUGINS, *options)
     cell = until(lambda: next((c for c in runs.glob("slow-*") if batches(c) >= 2), None))
-    assert "1 cells cancelled" in call("cancel", runs, "slow").stdout
+    assert "1 cell cancelled" in call("cancel", runs, "slow").stdout
     launcher.communicate(timeout=120)
     assert states(runs) == ["cancelled", "done", "done"]
     assert (cell / "state.pt").is_file()

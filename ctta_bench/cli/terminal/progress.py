@@ -26,6 +26,7 @@ from rich.text import Text
 
 from ctta_bench.analysis.read.measure import metric_named, metric_of_task
 from ctta_bench.cli.command import State, follow_up, print_error, printer
+from ctta_bench.errors import counted
 from ctta_bench.record.folder import RunFolder
 from ctta_bench.record.schema import CellRecord, ResultRecord
 from ctta_bench.run.loggers import Logger
@@ -279,12 +280,12 @@ def print_results(directory: Path) -> None:
 
 def print_outcome(outcome: "Outcome", directory: Path, *, submitted: bool) -> None:
     """Print what became of the steps of a grid; exit with 1 if some failed or run elsewhere."""
-    warmups = f"{len(outcome.warmups)} warm-ups and " if outcome.warmups else ""
+    warmups = f"{counted(len(outcome.warmups), 'warm-up')} and " if outcome.warmups else ""
     elsewhere = f", {len(outcome.elsewhere)} run elsewhere" if outcome.elsewhere else ""
     if not submitted:
         typer.echo(
-            f"{warmups}{len(outcome.done)} cells run, {len(outcome.kept)} were done before, "
-            f"{len(outcome.failed)} failed{elsewhere}; tables and figures: "
+            f"{warmups}{counted(len(outcome.done), 'cell')} run, {len(outcome.kept)} were done "
+            f"before, {len(outcome.failed)} failed{elsewhere}; tables and figures: "
             f"{follow_up('report', directory)}"
         )
     elif outcome.kept:
