@@ -53,6 +53,8 @@ def label_of(text, names):
     if text in names:
         return names[text]
     method, _, changed = text.removesuffix(" *").removesuffix(")").partition(" (")
+    if changed == "warm-up only":
+        return f"{names.get(method, method)} ({changed})"
     known = "=" in changed and method in names
     return f"{names[method]} {changed}" if known else text.removesuffix(" *")
 

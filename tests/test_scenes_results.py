@@ -24,11 +24,12 @@ CLEAN = 17.3  # error on clean scenes in %, docs/scenes.md
 FAMILIES = {
     "entropy": {"tent", "sar", "eata", "eta", "deyo", "roid", "cmf", "rdumb", "come_tent",
                 "come_eata", "come_sar", "rem", "pseudo_label", "palm", "asr_tent", "asr_eta",
-                "asr_roid", "reservoir"},
+                "asr_roid", "reservoir", "ecotta"},
     "teacher": {"cotta", "rotta", "rmt", "santa", "vida", "petal"},
     "alignment": {"paid", "lora", "dora"},
-    "prompts and shifts": {"foa", "foa_shift", "foa_bp", "dpcore", "vdp"},
+    "prompts and shifts": {"foa", "foa_shift", "foa_bp", "dpcore", "vdp", "kff", "dept"},
     "logits": {"lame", "t3a"},
+    "reconstruction": {"cmae"},
     "deteriorated views": {"spa", "spa_tent", "spa_eta", "spa_eata"},
 }  # fmt: skip
 
@@ -62,7 +63,7 @@ def test_every_method_has_three_seeds_and_its_searched_values(runs: Runs) -> Non
     cells = runs.cells
     assert set(cells["method"]) <= {entry.name for entry in planned.methods}
     for _, of_method in cells.groupby("method"):
-        assert sorted(of_method["seed"]) == sorted(planned.seeds)
+        assert sorted(set(of_method["seed"])) == sorted(planned.seeds)
 
 
 def test_no_corruption_is_hopeless_or_harmless_for_the_source_model(board: pd.DataFrame) -> None:
@@ -192,9 +193,12 @@ def test_the_leaderboard_of_the_documentation_has_the_same_numbers(
 ) -> None:
     write_site([STORED / "runs.zip"], tmp_path)
     entries = [json.loads(file.read_text("utf-8")) for file in tmp_path.glob("entries/*.json")]
-    assert {entry["method"] for entry in entries} == set(board.index)
-    for entry in entries:
-        row = board.loc[entry["method"]]
+    alone = " (warm-up only)"
+    named = {e["method"] + alone * e["label"].endswith(alone): e for e in entries}
+    assert len(named) == len(entries)
+    assert named.keys() == set(board.index)
+    for name, entry in named.items():
+        row = board.loc[name]
         for column in ("mean", "half_interval", "gain", "low", "high"):
             value = entry["values"][column]
             assert value == pytest.approx(row[column]) or (value is None and pd.isna(row[column]))
