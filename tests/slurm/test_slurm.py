@@ -205,7 +205,7 @@ def test_a_cancelled_grid_keeps_its_checkpoint_and_resumes_when_it_is_run_again(
     cell = only_cell(runs)
     until(lambda: batches(cell) >= 3)
     result = call("cancel", runs)
-    assert "1 Slurm jobs" in result.stdout
+    assert "1 Slurm job " in result.stdout
     until(lambda: ended(runs), 30, what="the end of the job")
     assert (cell / "state.pt").is_file()
     row = rows(runs)[cell.name]
