@@ -88,7 +88,7 @@ test-slurm: setup ## the tests of grids on a real Slurm, which this installs and
 	tests/slurm/cluster.sh start
 	trap 'tests/slurm/cluster.sh stop' EXIT; eval "$$(tests/slurm/cluster.sh env)"; \
 	  CTTA_NEEDS_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm -n 4 --dist worksteal \
-	  tests/slurm $(ARGS) && $(BIN)/python scripts/stress_slurm.py --cells 30
+	  tests/slurm $(ARGS) && $(BIN)/python scripts/stress_slurm.py
 
 # Install a missing command with its packages, or print one sentence that this is not possible.
 debian = @command -v $(1) >/dev/null || \

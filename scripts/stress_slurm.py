@@ -133,10 +133,14 @@ def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Co
 
 
 def left(grid: Grid) -> list[str]:
-    """Jobs in the queue and processes of the grid, half a minute after its end at the latest."""
+    """Jobs in the queue and processes of the grid, two minutes after its end at the latest.
+
+    A job that starts last finds nothing to do, but imports torch first: on a busy machine that
+    alone may take half a minute.
+    """
     marks = [launch.mark(0).rpartition(":")[0] for launch in launches(grid.runs)]
     found = [""]
-    for _ in range(30):
+    for _ in range(120):
         call = ["squeue", "-h", "-o", "%i %T %k"]
         queue = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
         found = [f"job in the queue: {q}" for q in queue if any(mark in q for mark in marks)]
