@@ -16,6 +16,7 @@ from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.analysis.tables.main import round_table
 from ctta_bench.config.experiment_file import load_experiment
+from ctta_bench.config.presets import preset_values
 from ctta_bench.registry import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes.md"
@@ -61,9 +62,13 @@ def test_the_table_on_the_page_is_that_of_the_stored_predictions(board: pd.DataF
 def test_every_method_has_three_seeds_and_its_searched_values(runs: Runs) -> None:
     planned = load_experiment("scenes")
     cells = runs.cells
-    assert set(cells["method"]) <= {entry.name for entry in planned.methods}
-    for _, of_method in cells.groupby("method"):
-        assert sorted(set(of_method["seed"])) == sorted(planned.seeds)
+    assert set(cells["method"]) == {entry.name for entry in planned.methods}
+    for (method, start), of_row in cells.groupby(["method", "starts_from"]):
+        assert sorted(of_row["seed"]) == sorted(planned.seeds)
+        if start != "warm-up":  # such a cell has the values of the warm-up alone
+            searched = preset_values(str(method), "default", "scenes_c", "scenes_vit")
+            for text in of_row["hyperparameters"]:
+                assert searched.items() <= json.loads(text).items()
 
 
 def test_no_corruption_is_hopeless_or_harmless_for_the_source_model(board: pd.DataFrame) -> None:
