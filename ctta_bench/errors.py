@@ -52,5 +52,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 round`, `3 rounds`, `1,500 cells`."""
-    return f"{count:,} {noun}" + "s" * bool(count != 1)
+    """`1 round`, `3 rounds`, `1,500 cells`, `2 processes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}" + ending * bool(count != 1)

@@ -211,7 +211,7 @@ def cancel(
     if which or (directory / CELL_FILE).is_file():
         typer.echo(f"{counted(ended.cells, 'cell')} cancelled; {jobs} ended")
     else:
-        typer.echo(f"{jobs} and {ended.processes} processes on this machine stopped")
+        typer.echo(f"{jobs} and {counted(ended.processes, 'process')} on this machine stopped")
     for problem in ended.problems:
         print_error(problem, "note")
     if ended.problems:
