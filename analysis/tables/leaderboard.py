@@ -339,14 +339,14 @@ def _footnotes(
 ) -> list[str]:
     texts = [f"{one.row.label}: {one.reason}" for one in compared if one.estimate is None]
     fewer = [
-        f"{one.row.label} ({', '.join(map(str, seeds))})"
+        f"{one.row.label} ({len(seeds)} of {len(source.finished)})"
         for one in compared
         if source is not None
         and one.estimate is not None
         and (seeds := common_seeds(one.row, source)) != sorted(source.finished["seed"])
     ]
     if fewer:
-        texts.append(f"Gain over fewer seeds than the others: {listed(fewer)}.")
+        texts.append(f"Gain over fewer seeds than Source has: {listed(fewer)}.")
     unlike = [
         row.label
         for row in found

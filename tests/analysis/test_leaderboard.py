@@ -63,6 +63,14 @@ def test_gain_interval_and_mark_are_those_of_the_table_of_significance(cell, run
     assert gains["Source"] == "–"
 
 
+def test_a_gain_over_fewer_seeds_than_source_has_is_noted(cell, runs_dir):
+    for seed in range(3):
+        cell("source", {"fog": 0.5}, n=400, seed=seed)
+    for seed in (0, 2):
+        cell("tent", {"fog": 0.2}, n=400, seed=seed)
+    assert "Gain over fewer seeds than Source has: TENT (2 of 3)." in board(runs_dir).footnotes
+
+
 def test_equal_printed_means_share_a_rank_and_what_is_like_the_best_is_marked(cell, runs_dir):
     cell("source", {"fog": 0.5}, n=400)
     for method, rate in (("tent", 0.2), ("sar", 0.2025), ("cotta", 0.2025), ("eata", 0.4)):
