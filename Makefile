@@ -10,6 +10,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_LOWEST := .venv-lowest/bin/python -m pip --disable-pip-version-check
 
+# The tests begin some hundred processes, which would compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo picture results rehearse packages test test-all test-lowest test-slurm test-browser \
   test-latex lint format type bench docs clean

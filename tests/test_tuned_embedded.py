@@ -4,7 +4,6 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from ctta_bench.cli import app
@@ -24,7 +23,7 @@ BUDGETS = {"fashion_c": 8, "scenes_c": 16}
 TUNED = [
     pytest.param(method, *KEYS[key], entry, id=f"{method}-{KEYS[key][1]}")
     for file in sorted(Path(str(FOLDER)).glob("*.yaml"))
-    for method, entries in yaml.safe_load(file.read_text("utf-8")).items()
+    for method, entries in read_tuned(file).items()
     for key, entry in entries.items()
 ]
 searched = pytest.mark.parametrize(("method", "benchmark", "model", "entry"), TUNED)
