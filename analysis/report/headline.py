@@ -15,6 +15,7 @@ from ctta_bench.errors import counted
 from ctta_bench.scoring.metric import Metric, printed
 
 FEW_IMAGES = 200  # per domain; with fewer there is a warning
+HARDLY = 0.05  # points; a smaller difference prints as 0.0
 _MAX_NAMED = 4  # methods in a sentence
 
 
@@ -163,7 +164,8 @@ def _warnings(group: Runs, gains: Sequence[_Gain]) -> list[str]:
     if max(seeds) == 1:
         found.append("This is of one seed and says nothing about other seeds.")
     few = bool(group.domains["n"].min() < FEW_IMAGES)
-    visible = [one.detectable for one in gains if 0 < one.detectable < np.inf]
+    # A method that hardly changes a prediction has no difference to see.
+    visible = [one.detectable for one in gains if HARDLY < one.detectable < np.inf]
     if visible and (few or not any(one.differs for one in gains)):
         reason = f"With fewer than {FEW_IMAGES} images per domain, d" if few else "D"
         least = f"{printed(min(visible))} {_points(metric_of(group))}"

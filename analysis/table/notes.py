@@ -193,7 +193,11 @@ def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:
             corruptions(runs.cells),
             _tuned(found),
             chosen(found),
-            _counted(found, "skipped_updates", "Updates skipped because the loss was not finite"),
+            _counted(
+                found,
+                "skipped_updates",
+                "Updates skipped because no image was selected or the loss was not finite",
+            ),
             _counted(found, "resets", "Resets to the source model by the method itself"),
             _versions(runs.cells, found),
             _orders(runs.cells),

@@ -73,6 +73,14 @@ def test_the_seeds_of_the_sentence_are_those_of_the_comparisons(cell, runs_dir):
     assert "This is of one seed and says nothing about other seeds." in text
 
 
+def test_what_can_be_seen_is_not_that_of_a_method_that_hardly_changes_a_prediction(cell, runs_dir):
+    cell("source", {"fog": 0.4}, n=8000)
+    cell("tent", {"fog": 0.4}, n=8000, shuffle_errors=True)
+    cell("sar", {"fog": 0.4 + 1 / 8000}, n=8000)
+    (least,) = re.findall("ifferences below (.*?) points cannot be seen", sentence(runs_dir))
+    assert float(least) > 1
+
+
 def test_methods_that_are_only_worse(cell, runs_dir):
     cell("source", {"fog": 0.20}, n=300)
     cell("tent", {"fog": 0.40}, n=300)
