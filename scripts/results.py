@@ -78,6 +78,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes/batchnorm.csv": ("scenes_breakdowns", "tables/scenes_c-scenes_cnn-settings.csv"),
     "scenes/groupnorm.csv": ("scenes_breakdowns", "tables/scenes_c-scenes_cnn_gn-settings.csv"),
     "scenes/gains.png": ("scenes", "figures/*scenes_vit-*-means.png"),
+    "streets/leaderboard.csv": ("streets", "tables/streets_acdc-*-????????-leaderboard.csv"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),
     "streets/holdout.csv": ("holdout_streets", "tables/streets_acdc-*-????????-rounds.csv"),

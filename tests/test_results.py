@@ -19,6 +19,7 @@ MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re
 SHOWN = {
     "mean": ("mean", "{:.1f}".format),
     "error %": ("mean", printed),
+    "mIoU %": ("mean", printed),
     "best": ("best", "{:.2f}".format),
     "difference": ("difference", signed),
     "mixed, batch 10, 50 images": ("mixed, batch 10, 50 images", "{:.1f}".format),

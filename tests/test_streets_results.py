@@ -1,0 +1,59 @@
+"""docs/results/streets.md says what follows from its stored runs, docs/results/streets/runs.zip."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ctta_bench.analysis.read.collect import Runs, load
+from ctta_bench.analysis.read.error_model import LEVEL
+from ctta_bench.analysis.tables.leaderboard import leaderboard
+from ctta_bench.analysis.tables.main import round_table
+from ctta_bench.config.experiment_file import load_experiment
+from tests.test_scenes_results import assert_stored
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "streets.md"
+STORED = PAGE.with_suffix("")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    (group,) = load(STORED / "runs.zip").groups()
+    return group
+
+
+@pytest.fixture(scope="module")
+def board(runs: Runs) -> pd.DataFrame:
+    return leaderboard(runs).frame
+
+
+def test_the_tables_on_the_page_are_those_of_the_stored_predictions(
+    runs: Runs, board: pd.DataFrame
+) -> None:
+    assert_stored(board, STORED / "leaderboard.csv")
+    table = round_table(runs)
+    assert table is not None
+    stored = pd.read_csv(STORED / "rounds.csv", index_col=0)
+    pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
+
+
+def test_every_method_has_three_seeds(runs: Runs) -> None:
+    planned = load_experiment("streets")
+    assert set(runs.cells["method"]) == {entry.name for entry in planned.methods}
+    for _, of_row in runs.cells.groupby(["method", "starts_from", "hyperparameters"]):
+        assert sorted(of_row["seed"]) == sorted(planned.seeds)
+
+
+def test_the_page_names_the_methods_that_are_better_beyond_doubt(board: pd.DataFrame) -> None:
+    sure = board[(board["p_holm"].astype(float) < LEVEL) & (board["gain"].astype(float) > 0)]
+    (stated,) = re.findall(r"<!-- better: (.*?) -->", PAGE.read_text(encoding="utf-8"))
+    assert stated == (", ".join(sorted(sure.index)) or "none")
+
+
+def test_each_weather_costs_the_source_model_half_of_its_miou(board: pd.DataFrame) -> None:
+    source = board.loc["source"]
+    for domain in ("fog", "night", "rain", "snow"):
+        assert 20 < float(source[domain]) < 74.7 / 2  # of clear scenes: docs/streets.md
