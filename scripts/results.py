@@ -74,6 +74,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes/settings.csv": ("scenes_when", "tables/scenes_c-scenes_vit-settings.csv"),
     "scenes/when.png": ("scenes_when", "figures/by-setting-1.png"),
     "scenes/rounds.csv": ("scenes_rounds", "tables/*scenes_vit-????????-rounds.csv"),
+    "scenes/recurring.csv": ("scenes_recurring", "tables/scenes_c-scenes_vit-settings.csv"),
+    "scenes/recurring.png": ("scenes_recurring", "figures/scenes_c-continual-*-rounds.png"),
     "scenes/rates.csv": ("scenes_rates", "tables/*scenes_vit-????????-leaderboard.csv"),
     "scenes/batchnorm.csv": ("scenes_breakdowns", "tables/scenes_c-scenes_cnn-settings.csv"),
     "scenes/groupnorm.csv": ("scenes_breakdowns", "tables/scenes_c-scenes_cnn_gn-settings.csv"),

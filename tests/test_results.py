@@ -26,6 +26,7 @@ SHOWN = {
     "images/s": ("images_per_second", lambda v: f"{v:.1f}" if v >= 100 else f"{v:.2f}"),
     "time": ("time", "{:.2f}".format),
     "ΔS per pair": ("delta_s_per_pair", scientific),
+    "PTTA": ("PTTA", "{:.1f}".format),
     "Correlated": ("Correlated", "{:.1f}".format),
     "Correlated, batch 50": ("Correlated, batch 50", "{:.1f}".format),
     "memory / Source": ("memory_to_source", "{:.2f}".format),

@@ -100,6 +100,7 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
     ("stored", "bundle", "model"),
     [
         ("settings", "when", "scenes_vit"),
+        ("recurring", "recurring", "scenes_vit"),
         ("batchnorm", "breakdowns", "scenes_cnn"),
         ("groupnorm", "breakdowns", "scenes_cnn_gn"),
     ],
@@ -189,6 +190,17 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     first, last = (table.frame[f"round {number}"].astype(float) for number in (1, 10))
     assert last["paid"] < first["paid"] - 1
     assert (last[["lora", "sar", "rotta"]] > first[["lora", "sar", "rotta"]] + 10).all()
+
+
+@pytest.mark.parametrize("setting", ["Continual", "PTTA"])
+def test_over_twenty_visits_resets_cost_a_host_that_does_not_collapse(setting: str) -> None:
+    (columns,) = settings_of(load(STORED / "recurring.zip"))
+    found = gains(columns).set_index(["setting", "name"]).loc[setting]
+    for host in ("roid", "cmf"):
+        assert found.loc[host, "gain"] > 1.5
+        assert found.loc[host, "p_holm"] < LEVEL
+    assert found.loc["asr_roid", "gain"] < found.loc["roid", "gain"] - 0.5
+    assert found.loc["rotta", "gain"] < 0
 
 
 def test_cotta_costs_several_times_what_source_costs() -> None:
