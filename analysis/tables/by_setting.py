@@ -84,11 +84,18 @@ def _heads(groups: list[Runs]) -> list[str]:
         ", ".join(
             [
                 setting_display_name(cell["setting"]),
-                *(_PARTS[key].format(cell[key]) for key in usual if cell[key] != usual[key]),
+                *(_part(key, cell[key]) for key in usual if cell[key] != usual[key]),
             ]
         )
         for cell in (group.cells.iloc[0] for group in groups)
     ]
+
+
+def _part(key: str, value: Any) -> str:
+    """`batch 10`, `severity 3`, `severities 1-3-5-3-1` of one gradual stream."""
+    if isinstance(value, list | tuple):
+        return f"severities {'-'.join(map(str, value))}"
+    return _PARTS[key].format(value)
 
 
 def _usual(groups: list[Runs]) -> dict[str, Any]:

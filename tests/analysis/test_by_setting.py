@@ -60,6 +60,18 @@ def test_batch_sizes_tell_columns_of_one_setting_apart(under, runs_dir):
     assert "Where a head says nothing else: batch 20. " in table.caption
 
 
+def test_a_head_has_the_severities_of_a_gradual_stream(under, runs_dir):
+    for setting in ("continual", "correlated", "mixed"):
+        under("tent", 0.3, setting)
+    under("tent", 0.4, "gradual")
+    for file in runs_dir.rglob("*gradual*/cell.yaml"):
+        record = yaml.safe_load(file.read_text())
+        record["benchmark"]["severity"] = [1, 3, 5, 3, 1]
+        file.write_text(yaml.safe_dump(record))
+    (table,) = setting_tables(load(runs_dir))
+    assert "Gradual, severities 1-3-5-3-1" in table.header
+
+
 def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):
     under("tent", 0.2)
     under("tent", 0.3, "mixed")
