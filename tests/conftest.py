@@ -120,6 +120,23 @@ def undrawn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Any:
+    """The runs that a page of docs/results stores: runs.zip in the folder STORED of the module."""
+    from ctta_bench.analysis.read.collect import load
+
+    (group,) = load(request.module.STORED / "runs.zip").groups()
+    return group
+
+
+@pytest.fixture(scope="module")
+def board(runs: Any) -> Any:
+    """The leaderboard of these runs, as a data frame."""
+    from ctta_bench.analysis.tables.leaderboard import leaderboard
+
+    return leaderboard(runs).frame
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `ctta-bench` in an empty folder, as a user would; returns code, stdout and stderr."""
