@@ -12,7 +12,7 @@ from ctta_bench.analysis.read.error_model import Estimate
 from ctta_bench.analysis.table.compared import difference, differences_by_domain
 from ctta_bench.analysis.table.rows import SOURCE, Row, domain_labels, metric_of, rows
 from ctta_bench.analysis.table.table import Table
-from ctta_bench.scoring.metric import EQUAL_DECIMALS
+from ctta_bench.scoring.metric import EQUAL_DECIMALS, printed
 
 MAX_POINTS = 2000  # of a curve
 MAX_COMPARED = 40  # rows, the best ones
@@ -90,8 +90,8 @@ def _averaged(values: Any, images: Any, step: Any) -> list[float | None]:
 def comparison_data(group: Runs) -> dict[str, Any] | None:
     """The paired difference of each pair of rows, over all domains and for each; None for one row.
 
-    pairs: for rows i < j in the order of `names`, a list of [gain of i over j, half its 95 %
-    interval, p] for the mean and each domain, null where there is none.
+    pairs: for rows i < j in the order of `names`, a list of [gain of i over j, low and high end of
+    its 95 % interval, p] for the mean and each domain, null where there is none.
     """
     metric = metric_of(group)
     complete = [row for row in rows(group) if not np.isnan(row.mean)]
@@ -118,12 +118,16 @@ def _pair(a: Row, b: Row, group: Runs) -> list[list[float | None] | None]:
 def _gain(of: Estimate) -> list[float | None] | None:
     if np.isnan(of.mean):
         return None
-    half = of.half_width
-    return [
-        round(of.mean, 3) + 0.0,
-        round(half, 3) if np.isfinite(half) else None,
-        float(f"{of.p:.3g}"),
-    ]
+    return [_shown(of.mean), _shown(of.low), _shown(of.high), float(f"{of.p:.3g}")]
+
+
+def _shown(value: float) -> float | None:
+    """A number of which the page's script shows the same decimal as the tables; None: unbounded."""
+    if not np.isfinite(value):
+        return None
+    short = round(value, 3)
+    is_tie = round(abs(short) * 1000) % 100 == 50  # of which a script may show either decimal
+    return float(np.copysign(float(printed(abs(value))), value)) if is_tie else short
 
 
 def shades(table: Table, ascending: int) -> list[list[float]]:

@@ -1,6 +1,7 @@
 """Missing cells of a table: failed, running, stopped or never started; and how to run them."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -25,10 +26,12 @@ def missing_cells(found: Sequence[Row]) -> Iterator[str]:
             of_experiment.setdefault(why, []).append(f"{row.label}, seed {cell['seed']}")
     for experiment, label, seed in _never_started(found):
         gaps.setdefault(experiment, {}).setdefault("not run", []).append(f"{label}, seed {seed}")
+    paths = {str(e): path for row in found for e, path in row.cells[["experiment", "path"]].values}
     for experiment, reasons in gaps.items():
         parts = [f"{listed(cells, '; ')} ({why})" for why, cells in reasons.items()]
         texts = listed(parts, "; ")
-        yield f"{MISSING} Missing cells: {texts}. Run them with `{command(experiment)}`."
+        run = command(experiment, Path(paths[experiment]).parent)
+        yield f"{MISSING} Missing cells: {texts}. Run them with `{run}`."
 
 
 def _never_started(found: Sequence[Row]) -> Iterator[tuple[str, str, int]]:

@@ -70,7 +70,15 @@ def _subject(cell: "pd.Series[Any]") -> str:
 
 def setting_label(cell: "pd.Series[Any]") -> str:
     """The setting of a cell, with its severity if the benchmark has any: `Mixed, severity 5`."""
-    return f"{setting_display_name(cell['setting'])}{_severity(cell)}"
+    parts = (setting_display_name(cell["setting"]), severity_text(cell["severity"]))
+    return ", ".join(part for part in parts if part)
+
+
+def severity_text(value: Any) -> str:
+    """`severity 5`, `severities 1-3-5-3-1` of one gradual stream; "" for a benchmark without."""
+    if isinstance(value, list | tuple):
+        return f"severities {'-'.join(map(str, value))}"
+    return "" if pd.isna(value) else f"severity {value:g}"
 
 
 def normalisation_label(cell: "pd.Series[Any]") -> str:
@@ -170,14 +178,6 @@ def caption(runs: Runs, found: Sequence[Row]) -> str:
         *([f"Gain: {metric.gain_text}, in points"] if source_row(found) else []),
     ]
     return f"{'. '.join(sentences)}. {MARKS} {ALIKE}"
-
-
-def _severity(cell: "pd.Series[Any]") -> str:
-    """`, severity 5`, `, severities 1, 3`, or nothing where the benchmark has none."""
-    value = cell["severity"]
-    if isinstance(value, list | tuple):
-        return f", severities {', '.join(map(str, value))}"
-    return "" if pd.isna(value) else f", severity {value:g}"
 
 
 def footnotes(runs: Runs, found: Sequence[Row]) -> tuple[str, ...]:

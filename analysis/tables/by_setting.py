@@ -1,6 +1,6 @@
 """One benchmark and model under several settings of the stream: a column for each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ from ctta_bench.stream.settings import setting_display_name
 FEWEST = 2  # settings of a table
 _FAMILY = ["benchmark", "benchmark_version", "model", "model_sha256", "preprocessing", "precision"]
 # What follows the name of the setting in a head, where it differs between columns.
-_PARTS = {"batch_size": "batch {}", "severity": "severity {}", "examples": "{} images"}
+_PARTS: Mapping[str, Callable[[Any], str]] = {
+    "batch_size": "batch {}".format,
+    "severity": notes.severity_text,
+    "examples": "{} images".format,
+}
 
 
 @TABLES.register_module("settings", place=20, of="all", heading="By setting")
@@ -65,9 +69,7 @@ def names_of(columns: Mapping[str, Runs]) -> tuple[dict[str, str], dict[str, str
 def shared(columns: Mapping[str, Runs]) -> str:
     """`Where a head says nothing else: batch 50. `; "" if all agree, or no value is usual."""
     groups = list(columns.values())
-    usual = [
-        _PARTS[key].format(value) for key, value in _usual(groups).items() if value is not None
-    ]
+    usual = [_PARTS[key](value) for key, value in _usual(groups).items() if value is not None]
     return f"Where a head says nothing else: {', '.join(usual)}. " if usual else ""
 
 
@@ -84,18 +86,11 @@ def _heads(groups: list[Runs]) -> list[str]:
         ", ".join(
             [
                 setting_display_name(cell["setting"]),
-                *(_part(key, cell[key]) for key in usual if cell[key] != usual[key]),
+                *(_PARTS[key](cell[key]) for key in usual if cell[key] != usual[key]),
             ]
         )
         for cell in (group.cells.iloc[0] for group in groups)
     ]
-
-
-def _part(key: str, value: Any) -> str:
-    """`batch 10`, `severity 3`, `severities 1-3-5-3-1` of one gradual stream."""
-    if isinstance(value, list | tuple):
-        return f"severities {'-'.join(map(str, value))}"
-    return _PARTS[key].format(value)
 
 
 def _usual(groups: list[Runs]) -> dict[str, Any]:

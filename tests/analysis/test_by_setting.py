@@ -13,6 +13,7 @@ from ctta_bench.analysis.figures import by_setting
 from ctta_bench.analysis.figures.by_setting import gains, setting_figures
 from ctta_bench.analysis.read.collect import load
 from ctta_bench.analysis.report.write import write_report
+from ctta_bench.analysis.table.notes import title
 from ctta_bench.analysis.tables import leaderboard
 from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.cli import app
@@ -68,8 +69,11 @@ def test_a_head_has_the_severities_of_a_gradual_stream(under, runs_dir):
         record = yaml.safe_load(file.read_text())
         record["benchmark"]["severity"] = [1, 3, 5, 3, 1]
         file.write_text(yaml.safe_dump(record))
-    (table,) = setting_tables(load(runs_dir))
+    runs = load(runs_dir)
+    (table,) = setting_tables(runs)
     assert "Gradual, severities 1-3-5-3-1" in table.header
+    (group,) = (g for g in runs.groups() if g.cells["setting"].iloc[0] == "gradual")
+    assert "Gradual, severities 1-3-5-3-1 – " in title(group)
 
 
 def test_a_method_without_a_result_under_a_setting_is_told(under, runs_dir):

@@ -107,6 +107,15 @@ def test_each_missing_cell_has_a_mark_a_reason_and_its_command_and_junk_is_named
     assert "– Missing cells: " in notes(main_table(group))
 
 
+def test_missing_cells_are_run_with_the_file_that_the_grid_was_started_with(cell, runs_dir):
+    cell("source", RATES)
+    cell("tent", RATES, unfinished=True)
+    record = {"name": "trial", "file": "my experiments/trial.yaml"}
+    (runs_dir / "trial" / "experiment.json").write_text(json.dumps(record))
+    (group,) = load(runs_dir).groups()
+    assert "`ctta-bench grid 'my experiments/trial.yaml'`" in notes(main_table(group))
+
+
 # -- what a curve shows
 
 

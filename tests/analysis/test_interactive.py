@@ -10,6 +10,7 @@ from ctta_bench.analysis.read.statistics import paired_by_domain, paired_differe
 from ctta_bench.analysis.report import interactive
 from ctta_bench.analysis.report.interactive import comparison_data, shades, stream_data
 from ctta_bench.analysis.table.table import Table
+from ctta_bench.scoring.metric import printed
 from tests.analysis.street_cells import row as maps_row
 from tests.analysis.street_cells import write_street_cell
 
@@ -60,12 +61,24 @@ def test_each_pair_is_compared_over_all_domains_and_in_each(cell, runs_dir):
     assert data["domains"] == ["mean", "fog", "snow"]
     overall = paired_difference(paths["tent"], paths["source"])
     tent_over_source = data["pairs"][1]
-    assert tent_over_source[0][:2] == pytest.approx([-overall.mean, overall.half_width], abs=1e-3)
+    assert tent_over_source[0][:3] == pytest.approx(
+        [-overall.mean, -overall.high, -overall.low], abs=1e-3
+    )
     for found, one in zip(
         tent_over_source[1:], paired_by_domain(paths["tent"], paths["source"]), strict=True
     ):
-        assert found == pytest.approx([-one.mean, one.half_width, one.p], abs=1e-3, rel=1e-2)
+        expected = [-one.mean, -one.high, -one.low, one.p]
+        assert found == pytest.approx(expected, abs=1e-3, rel=1e-2)
     assert tent_over_source[1][0] == 30
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [(0.15018, 0.2), (-0.15018, -0.2), (0.24981, 0.2), (0.25, 0.3), (0.1234, 0.123)],
+)
+def test_the_page_shows_of_a_gain_what_the_tables_print(value, sent):
+    assert interactive._shown(value) == sent
+    assert f"{abs(sent):.1f}" == printed(abs(value))
 
 
 def test_a_pair_without_a_common_seed_has_no_differences(cell, runs_dir):

@@ -30,9 +30,10 @@ function drawComparison(holder) {
   line.append(select);
   holder.append(line, place, note);
 
-  // Gain of i over j: [gain, half interval, p] for the mean and each domain.
+  // Gain of i over j: [gain, low, high, p] for the mean and each domain.
   function pair(i, j) {
-    if (i > j) return pair(j, i).map((one) => one && [-one[0], one[1], one[2]]);
+    const turned = ([gain, low, high, p]) => [-gain, high && -high, low && -low, p];
+    if (i > j) return pair(j, i).map((one) => one && turned(one));
     const before = i * count - (i * (i + 1)) / 2;
     return data.pairs[before + j - i - 1];
   }
@@ -43,7 +44,7 @@ function drawComparison(holder) {
     const wanted = others.filter((i) => isShown(data.names[i]));
     const shown = wanted.slice(0, MOST_COMPARED);
     const found = shown.map((i) => pair(i, reference));
-    const tested = found.flatMap((of) => of.filter((one) => one).map((one) => one[2]));
+    const tested = found.flatMap((of) => of.filter((one) => one).map((one) => one[3]));
     const corrected = holm(tested);
     let next = 0;
     const cells = found.map((of) =>
@@ -51,9 +52,9 @@ function drawComparison(holder) {
         const one = of[row];
         const cell = make("td", "–");
         if (!one) return cell;
-        const [gain, half] = one;
+        const [gain, low, high] = one;
         const differs = corrected[next++] < 0.05;
-        const range = half === null ? "" : ` [${signed(gain - half)}, ${signed(gain + half)}]`;
+        const range = low === null ? "" : ` [${signed(low)}, ${signed(high)}]`;
         cell.textContent = `${signed(gain)}${range}${differs ? (gain > 0 ? " ↑" : " ↓") : ""}`;
         if (differs) cell.className = gain > 0 ? "good" : "bad";
         return cell;
