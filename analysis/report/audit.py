@@ -155,10 +155,10 @@ class _Report:
             *(t for g in runs.groups() for t in _all_of(tables_of_group(g, runs, None))),
             *_all_of(made_tables(runs, OF_ALL)),
         ]
+        known = [table.to_csv() for table in tables]
         for file in sorted(self.folder.glob("*.csv")):
             text = file.read_text("utf-8")
             head, label = text.partition("\n")[0], text.partition(",")[0]
-            known = [t.to_csv() for t in tables]
             alike = [_rows(t, [label]) for t in known if t.partition("\n")[0] == head]
             if not alike:
                 self.not_checked.append(file.name)

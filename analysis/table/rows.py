@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -111,10 +111,14 @@ def rows(runs: Runs) -> list[Row]:
 
 def _rows(runs: Runs) -> list[Row]:
     names, labels = row_names(runs.cells)
+    metric, domains = metric_of(runs), domain_names(runs)
+    wanted = runs.results[runs.results["metric"] == metric.name]
+    values = wanted.set_index(["cell", "round", "domain"])["value"].to_dict()
     found = [
-        _row(str(name), labels[str(name)], cells, runs) for name, cells in runs.cells.groupby(names)
+        _row(str(name), labels[str(name)], cells, values, domains)
+        for name, cells in runs.cells.groupby(names)
     ]
-    sign = metric_of(runs).ascending
+    sign = metric.ascending
     return sorted(
         found,
         key=lambda row: (
@@ -241,26 +245,21 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _row(name: str, label: str, cells: pd.DataFrame, runs: Runs) -> Row:
+def _row(
+    name: str,
+    label: str,
+    cells: pd.DataFrame,
+    values: Mapping[tuple[str, int, str], float | None],
+    domains: Sequence[str],
+) -> Row:
+    """A row of these cells. values: of the headline metric, by cell, round and domain."""
     cells = cells.sort_values(["seed", "cell"])
     finished = cells.loc[cells["state"] == "done", "cell"]
-    domains, num_rounds = domain_names(runs), int(cells["rounds"].iloc[0])
-    wanted = runs.results[runs.results["metric"] == metric_of(runs).name]
-    value = wanted.set_index(["cell", "round", "domain"])["value"].to_dict()
-    values = [
-        [
-            [_number(value.get((cell, step, domain))) for domain in domains]
-            for step in range(num_rounds)
-        ]
-        for cell in finished
-    ]
-    is_there = [
-        [[(cell, step, domain) in value for domain in domains] for step in range(num_rounds)]
-        for cell in finished
-    ]
+    num_rounds = int(cells["rounds"].iloc[0])
+    keys = [(c, step, d) for c in finished for step in range(num_rounds) for d in domains]
     shape = (len(finished), num_rounds, len(domains))
-    array = np.array(values, dtype=np.float64).reshape(shape)
-    empty = np.isnan(array) & np.array(is_there, dtype=bool).reshape(shape)
+    array = np.array([_number(values.get(key)) for key in keys], dtype=np.float64).reshape(shape)
+    empty = np.isnan(array) & np.array([key in values for key in keys], dtype=bool).reshape(shape)
     return Row(name, label, str(cells["method"].iloc[0]), cells, array, empty)
 
 

@@ -274,10 +274,11 @@ def _columns(frame: pd.DataFrame, found: Sequence[Row], runs: Runs) -> dict[str,
     }
     if seeds_vary(found):
         shown["seeds"] = [Entry(seeds_text(row)) for row in found]
+    collapsed = {row.name: notes.collapsed_domains(runs, row) for row in found}
     for place, (name, head) in enumerate(domain_labels(runs).items()):
         column = frame[_domains(runs)[place]]
         empty = [row.name for row in found if row.is_empty(0, 1)[place]]
-        flagged = [row.name for row in found if name in notes.collapsed_domains(runs, row)]
+        flagged = [row for row, domains in collapsed.items() if name in domains]
         shown[head] = ranked(column, metric.higher_is_better, empty, flagged)
     return shown
 

@@ -36,6 +36,8 @@ def order_tables(runs: Runs) -> list[Table]:
     tables = []
     for name in dict.fromkeys(family for family, _ in groups):
         members = [group for family, group in groups if family == name]
+        if len({order for group in members for order in _orders(group.cells)}) < FEWEST:
+            continue
         names, labels = row_names(
             pd.concat([group.cells for group in members]).reset_index(drop=True)
         )
@@ -53,6 +55,11 @@ def order_of(details: str, domains: tuple[str, ...], seed: int) -> str:
     return f"{RANDOM} {seed}" if named[1] == RANDOM else named[1]
 
 
+def _orders(cells: pd.DataFrame) -> list[str]:
+    """The order of each cell."""
+    return [order_of(*cell) for cell in cells[["details", "domains", "seed"]].values]
+
+
 def _families(cells: pd.DataFrame) -> "pd.Series[str]":
     others = cells["details"].map(lambda text: _ORDER.sub("", text))
     domains = cells["domains"].map(lambda names: ",".join(sorted(names)))
@@ -67,13 +74,15 @@ def _means(members: list[Runs], names: "pd.Series[str]") -> pd.DataFrame:
     name_of = dict(zip(cells, names, strict=True))
     lines = [
         {
-            "name": name_of[cell["cell"]],
-            "order": order_of(cell["details"], cell["domains"], cell["seed"]),
+            "name": name_of[cell],
+            "order": order,
             "mean": mean,
         }
         for group in members
         for row in rows(group)
-        for (_, cell), mean in zip(row.finished.iterrows(), row.seed_means, strict=True)
+        for cell, order, mean in zip(
+            row.finished["cell"], _orders(row.finished), row.seed_means, strict=True
+        )
         if not np.isnan(mean)
     ]
     seeds: pd.DataFrame = pd.DataFrame(lines, columns=["name", "order", "mean"])
