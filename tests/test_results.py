@@ -113,8 +113,10 @@ def test_every_experiment_of_a_file_is_run_by_its_page():
     for file, (name, *_) in SCRIPT.FILES.items():
         page = (RESULTS / f"{file.partition('/')[0]}.md").read_text("utf-8")
         run = " ".join(SCRIPT.commands(page))
-        search = name.removeprefix(SCRIPT.SEARCH).partition("_fashion_")[0]
-        made_by = rf"(grid \S*\b|--out runs/){name}\b|tune [^\n]*--benchmark {search}\b"
+        made_by = rf"(grid \S*\b|--out runs/){name}\b"
+        if search := re.fullmatch(rf"{SCRIPT.SEARCH}([a-z]+_c)_?(\w*)", name):
+            model = search[2] and f" --model {search[2]}"
+            made_by = rf"tune [^\n]*--benchmark {search[1]}{model}(?! --model) "
         assert re.search(made_by, run), name
 
 

@@ -1,0 +1,104 @@
+"""docs/results/scenes_cnn.md says what follows from its stored runs, scenes_cnn/runs.zip."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ctta_bench.analysis.read.collect import Runs, load
+from ctta_bench.analysis.read.error_model import LEVEL, Estimate
+from ctta_bench.analysis.table.compared import difference
+from ctta_bench.analysis.table.rows import metric_of, rows
+from ctta_bench.analysis.tables.leaderboard import leaderboard
+from ctta_bench.config.experiment_file import load_experiment
+from ctta_bench.config.presets import preset_values
+from tests.test_scenes_results import assert_stored
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes_cnn.md"
+STORED = PAGE.with_suffix("")
+FILES = {"scenes_cnn": "batchnorm", "scenes_cnn_gn": "groupnorm"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, Runs]:
+    """The runs on each network."""
+    groups = load(STORED / "runs.zip").groups()
+    return {FILES[group.cells["model"].iloc[0]]: group for group in groups}
+
+
+@pytest.fixture(scope="module")
+def boards(networks: dict[str, Runs]) -> dict[str, pd.DataFrame]:
+    """The leaderboard of each network."""
+    return {name: leaderboard(group).frame for name, group in networks.items()}
+
+
+@pytest.mark.parametrize("network", FILES.values())
+def test_the_table_on_the_page_is_that_of_the_stored_predictions(
+    boards: dict[str, pd.DataFrame], network: str
+) -> None:
+    assert_stored(boards[network], STORED / f"{network}.csv")
+
+
+@pytest.mark.parametrize("model", FILES)
+def test_every_method_has_three_seeds_and_its_searched_values(
+    networks: dict[str, Runs], model: str
+) -> None:
+    planned = load_experiment("scenes_cnn")
+    cells = networks[FILES[model]].cells
+    names = {entry.name for entry in planned.methods if not entry.models or model in entry.models}
+    assert set(cells["method"]) == names
+    for method, of_row in cells.groupby("method"):
+        assert sorted(of_row["seed"]) == sorted(planned.seeds)
+        searched = preset_values(str(method), "default", "scenes_c", model)
+        for text in of_row["hyperparameters"]:
+            assert searched.items() <= json.loads(text).items()
+
+
+@pytest.mark.parametrize("network", FILES.values())
+@pytest.mark.parametrize("word", ["better", "worse"])
+def test_the_page_names_the_methods_that_differ_beyond_doubt(
+    boards: dict[str, pd.DataFrame], network: str, word: str
+) -> None:
+    board = boards[network]
+    gain = board["gain"].astype(float) * (1 if word == "better" else -1)
+    sure = board.index[(board["p_holm"].astype(float) < LEVEL) & (gain > 0)]
+    (stated,) = re.findall(
+        rf"<!-- {word}, {network}: (.*?) -->", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    assert " ".join(stated.split()) == (", ".join(sorted(sure)) or "none")
+
+
+def test_no_method_is_better_than_the_statistics_of_the_batch_alone(
+    networks: dict[str, Runs],
+) -> None:
+    group = networks["batchnorm"]
+    found = {row.method: row for row in rows(group)}
+    own = found.pop("norm")
+    # Error of BN adapt minus that of the method: its gain over BN adapt.
+    gains = {name: difference(own, row, metric_of(group)) for name, row in found.items()}
+    assert all(isinstance(gain, Estimate) and gain.low <= 0 for gain in gains.values())
+    assert max(gains, key=lambda name: gains[name].mean) == "santa"
+
+
+def test_averaged_statistics_lag_where_blur_follows_noise(boards: dict[str, pd.DataFrame]) -> None:
+    defocus = boards["batchnorm"]["defocus_blur"].astype(float)
+    assert defocus["rotta"] > defocus["source"] + 30
+    assert defocus["foa_shift"] > defocus["source"] + 5
+    assert (defocus[["norm", "tent", "rmt"]] < defocus["source"]).all()
+
+
+def test_one_method_is_better_than_source_on_all_three_networks(
+    boards: dict[str, pd.DataFrame],
+) -> None:
+    vit = pd.read_csv(STORED.with_name("scenes") / "leaderboard.csv", index_col=0)
+    better = [
+        set(
+            board.index[(board["p_holm"].astype(float) < LEVEL) & (board["gain"].astype(float) > 0)]
+        )
+        for board in (vit, *boards.values())
+    ]
+    assert set.intersection(*better) == {"foa_shift"}
