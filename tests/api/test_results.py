@@ -129,17 +129,17 @@ def test_an_object_takes_the_preset_of_its_benchmark_for_the_given_model(model: 
     from ctta_bench.config.presets import preset_values
 
     settings: dict[str, Any] = {"domains": ["clean"], "examples": 4, "batch_size": 4}
-    expected = preset_values("cmf", "default", "scenes_c", model)
-    assert expected["lr"] != preset_values("cmf", "default", "any")["lr"]
-    named = ctta_bench.evaluate("cmf", "scenes_c", model=model, **settings)
+    expected = preset_values("tent", "default", "scenes_c", model)
+    assert expected["lr"] != preset_values("tent", "default", "any")["lr"]
+    named = ctta_bench.evaluate("tent", "scenes_c", model=model, **settings)
     benchmark = ctta_bench.load_benchmark("scenes_c", **settings)
     for found in (
-        ctta_bench.evaluate("cmf", benchmark, model=model),
-        ctta_bench.evaluate("cmf", "scenes_c", model=ctta_bench.load_model(model), **settings),
+        ctta_bench.evaluate("tent", benchmark, model=model),
+        ctta_bench.evaluate("tent", "scenes_c", model=ctta_bench.load_model(model), **settings),
     ):
         assert found.name == named.name and found.hyperparameters["lr"] == expected["lr"]
         assert found.record["notes"] == named.record["notes"]
-    built = ctta_bench.load_method("cmf", ctta_bench.load_model(model), benchmark="scenes_c")
+    built = ctta_bench.load_method("tent", ctta_bench.load_model(model), benchmark="scenes_c")
     assert built.hp.lr == expected["lr"]
 
 
