@@ -24,9 +24,9 @@ def title(experiment: str, folder: Path) -> str:
     return str(_recorded(experiment, folder).get("title") or found.get("title") or experiment)
 
 
-def command(experiment: str, folder: Path | None = None) -> str:
+def command(experiment: str, folder: Path) -> str:
     """The command that runs an experiment of the package, or one from the user's own file."""
-    recorded = _recorded(experiment, folder).get("file") if folder else None
+    recorded = _recorded(experiment, folder).get("file")
     name = experiment if packaged(experiment) else f"{experiment}.yaml"
     return shlex.join(["ctta-bench", "grid", str(recorded or name)])
 
