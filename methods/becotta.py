@@ -120,7 +120,7 @@ class BECoTTA(Method):
 
     def setup(self) -> None:
         """Copy the source model as anchor; add the mixtures."""
-        self.views = first_views(self.hp.views, asked_by="BECoTTA")
+        self.views = first_views(self.hp.views, asked_by=self.title)
         self.check_experts()
         self.anchor = self.frozen_copy()
         self.routing = Routing(faithful=self.hp.faithful)

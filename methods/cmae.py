@@ -93,7 +93,7 @@ class ContinualMAE(Method):
 
     def setup(self) -> None:
         """Adapt every weight and bias of the network, and a projection and a mask token."""
-        side, width = patch_side(self.model), self.model.network.embed_dim
+        side, width = patch_side(self.model, asked_by=self.title), self.model.network.embed_dim
         self.adapt_with(side // CELLS, embedded=width, seen=width)
 
     def adapt_with(self, cell: int, *, embedded: int, seen: int) -> None:
@@ -230,13 +230,13 @@ class ContinualMAE(Method):
                 parameter.data.copy_(value)
 
 
-def patch_side(model: SourceModel) -> int:
+def patch_side(model: SourceModel, *, asked_by: str) -> int:
     """Side in pixels of a ViT's patches. Raises MethodError if the model is not supported."""
-    model.require_tokens(asked_by="Continual-MAE")
+    model.require_tokens(asked_by=asked_by)
     height, width = model.network.patch_embed.patch_size
     if height != width or height % CELLS:
         raise MethodError(
-            f"Continual-MAE does not support {model.name}: the cells of its histograms need square "
+            f"{asked_by} does not support {model.name}: the cells of its histograms need square "
             f"patches of an even side, not {height} x {width}; choose another ViT."
         )
     return height

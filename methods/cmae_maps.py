@@ -27,10 +27,10 @@ class ContinualMAEMaps(ContinualMAE):
         """As in classification, with groups. Raises MethodError for a `score` of patches."""
         if self.hp.score != "channel_mean":
             raise MethodError(
-                f"Continual-MAE on {self.model.name}, a segmentation model, scores groups by "
+                f"{self.title} on {self.model.name}, a segmentation model, scores groups by "
                 f"passes of the head with dropout, not by {self.hp.score!r}; leave `score` out."
             )
-        self.maps = MaskedMaps(self.model, asked_by="Continual-MAE")
+        self.maps = MaskedMaps(self.model, asked_by=self.title)
         widths = self.maps.embedding_width, self.maps.width
         self.adapt_with(PIXELS // CELLS, embedded=widths[0], seen=widths[1])
 

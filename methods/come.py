@@ -158,7 +158,7 @@ class ComeEATA(OpinionMethod):
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
         self.fisher, self.source_used = fisher_of_source(
-            self.model, parameters, source, self.hp, asked_by="COME (EATA)", instead="come_tent"
+            self.model, parameters, source, self.hp, asked_by=self.title, instead="come_tent"
         )
 
     def adapt(self, images: Tensor) -> Tensor:

@@ -156,8 +156,8 @@ class CoTTAMaps(CoTTA):
 
     def setup(self) -> None:
         """Adapt every weight and bias; copy teacher and anchor; choose the views."""
-        check_hard_labels(self.model, self.hp.loss, asked_by="CoTTA")
-        self.views = first_views(self.hp.views, asked_by="CoTTA")
+        check_hard_labels(self.model, self.hp.loss, asked_by=self.title)
+        self.views = first_views(self.hp.views, asked_by=self.title)
         self.adapt_weights()
 
     def predict(self, images: Tensor) -> Tensor:

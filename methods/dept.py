@@ -148,7 +148,7 @@ class DePT(Method):
 
     def setup(self) -> None:
         """Add prompts and heads to the network; copy them as teacher; start with an empty bank."""
-        stage_starts(self.model, self.hp.stages, asked_by="DePT")  # may raise
+        stage_starts(self.model, self.hp.stages, asked_by=self.title)  # may raise
         width, classifier = self.model.network.embed_dim, self.model.classifier
         self.student = PromptLearner(width, self.hp.stages, self.hp.prompts, classifier)
         if self.hp.dino or (self.hp.dino is None and self.hp.warms_up):
@@ -221,7 +221,7 @@ class DePT(Method):
             return tokens[:, count:]  # the class token is first again
 
         with contextlib.ExitStack() as stack:
-            starts = stage_starts(self.model, self.hp.stages, asked_by="DePT")
+            starts = stage_starts(self.model, self.hp.stages, asked_by=self.title)
             for stage, block in enumerate(starts):
                 hook = functools.partial(enter, stage)
                 stack.callback(block.register_forward_pre_hook(hook).remove)

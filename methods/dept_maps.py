@@ -109,7 +109,7 @@ class DePTMaps(DePT):
                 f"DePT on {self.model.name}, a segmentation model, has no DINO heads, and prompts "
                 f"in each of its {len(self.model.blocks)} stages; leave `dino` and `stages` out."
             )
-        self.student = PrefixPrompts(self.model, self.hp.prompts, asked_by="DePT")
+        self.student = PrefixPrompts(self.model, self.hp.prompts, asked_by=self.title)
         self.student.to(self.model.mean)
         self.adapt_only(dict(self.student.named_parameters()))
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)

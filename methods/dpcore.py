@@ -121,7 +121,7 @@ class DPCore(Method):
 
     def setup(self) -> None:
         """Random prompts after the class token, and no core."""
-        check_class_token(self.model, asked_by="DPCore")
+        check_class_token(self.model, asked_by=self.title)
         start = start_prompts(self.model, self.hp.prompts)
         self.start_prompts, self.prompts = start.clone(), nn.Parameter(start)
         self.adapt_only({"prompts": self.prompts})

@@ -111,7 +111,7 @@ class EATA(ETA):
         parameters = list(self.trainable.values())
         self.start_values = [p.detach().clone() for p in parameters]
         self.fisher, self.source_used = fisher_of_source(
-            self.model, parameters, source, self.hp, asked_by="EATA", instead="eta"
+            self.model, parameters, source, self.hp, asked_by=self.title, instead="eta"
         )
 
     def total_loss(self, entropy: Tensor) -> Tensor:

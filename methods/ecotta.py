@@ -124,7 +124,7 @@ class EcoTTA(Method):
 
     def setup(self) -> None:
         """Split the encoder into segments and add a meta network to each."""
-        ends = encoder_segments(self.model, self.hp.parts, asked_by="EcoTTA")
+        ends = encoder_segments(self.model, self.hp.parts, asked_by=self.title)
         self.parts = nn.ModuleList(Segment(first, last) for first, last in ends)
         convolutional = is_stage(ends[0][0])
         if convolutional:

@@ -77,7 +77,7 @@ class Finetune(Method):
         found |= {f"{w.name}.{w.parameter}": getattr(w.module, w.parameter) for w in bare}
         if not found:
             raise MethodError(
-                f"finetune does not support {self.model.name}: it trains linear layers of "
+                f"{self.title} does not support {self.model.name}: it trains linear layers of "
                 "attention and MLP blocks, and this model has none."
             )
         return found

@@ -200,7 +200,7 @@ class KFF(Method):
 
     def setup(self) -> None:
         """Random prompts after the class token, and no domain or class."""
-        check_class_token(self.model, asked_by="KFF")
+        check_class_token(self.model, asked_by=self.title)
         self.start_prompts = start_prompts(self.model, self.hp.prompts)
         self.prompts = nn.Parameter(self.start_prompts.clone())
         self.adapt_only({"prompts": self.prompts})

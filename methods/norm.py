@@ -62,14 +62,14 @@ class Norm(Method):
         bare = [m for m in self.model.network.modules() if isinstance(m, BATCH_NORMS)]
         if bare and not norms and not hp.allow_noop:
             raise MethodError(
-                "norm re-estimates the stored statistics of BatchNorm layers, and the "
+                f"{self.title} re-estimates the stored statistics of BatchNorm layers, and the "
                 f"{len(bare)} of {self.model.name} store none (track_running_stats is off, so that "
                 "they always use those of the batch); choose a model with stored statistics, or "
                 "set allow_noop to predict as `source`."
             )
         if not norms and not hp.allow_noop:
             raise MethodError(
-                "norm re-estimates the stored statistics of BatchNorm layers, and "
+                f"{self.title} re-estimates the stored statistics of BatchNorm layers, and "
                 f"{self.model.name} has none; choose a model that has them, or set allow_noop to "
                 "predict as `source`."
             )

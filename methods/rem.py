@@ -64,7 +64,7 @@ class REM(Method):
 
     def setup(self) -> None:
         """Adapt the norm layers, except those of the last blocks and the final one."""
-        self.model.require_tokens(class_token=True, asked_by="REM")
+        self.model.require_tokens(class_token=True, asked_by=self.title)
         patches = self.model.network.patch_embed.num_patches
         if not self.kept(patches, self.hp.views - 1):
             raise MethodError(

@@ -115,7 +115,7 @@ class ReservoirTTA(Method):
         self.set_style_network(
             random_style_network()
             if self.hp.style_network == "random"
-            else vgg19_style_network(asked_by="ReservoirTTA")
+            else vgg19_style_network(asked_by=self.title)
         )
         self.full_batch = self.used = 0
 

@@ -297,7 +297,7 @@ class SPAEATA(SPA):
         """Fisher information F of the norm layers, for the model's own predictions."""
         self.start_values = [p.detach().clone() for p in self.norms]
         self.fisher, self.source_used = fisher_of_source(
-            self.model, self.norms, source, self.hp, asked_by="SPA (EATA)", instead="spa_eta"
+            self.model, self.norms, source, self.hp, asked_by=self.title, instead="spa_eta"
         )
 
     def host_loss(self, logits: Tensor) -> Tensor:

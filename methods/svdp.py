@@ -127,7 +127,7 @@ class SVDP(Method):
 
     def check_network(self) -> None:
         """Raise MethodError without dropout or prompted pixels, or with a fixed input size."""
-        check_dropout(self.model, asked_by="SVDP")
+        check_dropout(self.model, asked_by=self.title)
         if self.model.preprocessing.size is not None:
             raise MethodError(
                 f"SVDP needs images at several scales, but {self.model.name} resizes all to one "

@@ -26,8 +26,8 @@ class ViDAMaps(ViDA):
 
     def setup(self) -> None:
         """As in classification, with an anchor and the views."""
-        check_hard_labels(self.model, self.hp.loss, asked_by="ViDA")
-        self.views = first_views(self.hp.views, asked_by="ViDA")
+        check_hard_labels(self.model, self.hp.loss, asked_by=self.title)
+        self.views = first_views(self.hp.views, asked_by=self.title)
         self.anchor = self.frozen_copy()
         super().setup()
 

@@ -47,8 +47,6 @@ NEEDS_A_VIT = {"cmae", "dept", "dora", "dpcore", "foa", "foa_bp", "kff", "lora",
                "vida"}  # fmt: skip
 NEEDS_BATCHNORM = {"norm"}
 SEGMENTS = {name for name in ALL if METHODS.get(name).tasks == {"segmentation"}}
-# Names in sentences, where they are not the class's.
-CALLED = {"cmae": "Continual-MAE", "norm": "norm"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,7 +134,7 @@ def test_every_pair_runs_or_is_refused_in_one_sentence(
         with pytest.raises(MethodError) as refusal:
             run_cell(cell, RunFolder(tmp_path))
         sentence = str(refusal.value)
-        assert CALLED.get(method, METHODS.get(method).__name__) in sentence and model in sentence
+        assert METHODS.display_name(method) in sentence and model in sentence
         assert sentence.count(". ") == 0 and sentence.endswith(".")
         return
     result = run_cell(cell, RunFolder(tmp_path))
@@ -482,6 +480,6 @@ def test_the_list_tells_counts_and_refusals_for_any_model_without_its_weights() 
     assert found["rotta"]["scored"] == "teacher" and found["tent"]["scored"] == "model"
     assert "linear layers of role q" in found["paid"]["refusal"]
     text = invoke("list", "methods", "--model", "fashion_vit", "--verbose").stdout
-    assert "blocks.0.norm1.weight" in text and "norm re-estimates" in text
+    assert "blocks.0.norm1.weight" in text and "BN adapt re-estimates" in text
     assert invoke("list", "models", "--model", "fashion_vit").exit_code == 2
     assert invoke("list", "methods", "--model", "timm:nix").exit_code == 2

@@ -204,7 +204,7 @@ class Method(OldNames):
         file of a warm-up is known.
         """
         raise MethodError(
-            f"{type(self).__name__}: no published file of a warm-up is known; leave the import "
+            f"{self.title}: no published file of a warm-up is known; leave the import "
             "out, and the warm-up runs."
         )
 
@@ -228,7 +228,7 @@ class Method(OldNames):
         images: float [n, 3, H, W] in [0, 1]. Returns logits [n, classes]; for segmentation
         [n, classes, h, w] of any size.
         """
-        raise MethodError(f"{type(self).__name__}: define the method adapt(self, images).")
+        raise MethodError(f"{self.title}: define the method adapt(self, images).")
 
     def predict(self, images: Tensor) -> Tensor:
         """Scored logits [n, classes] without an update, for window mode."""
@@ -252,7 +252,7 @@ class Method(OldNames):
         """
         if self.source_access != "none" and source is None:
             raise MethodError(
-                f"{type(self).__name__} reads {self.source_access} source data before the stream, "
+                f"{self.title} reads {self.source_access} source data before the stream, "
                 "but start() got none; pass the benchmark's source set to start()."
             )
         if self.hp.warms_up:
@@ -369,11 +369,15 @@ class Method(OldNames):
 
     @property
     def title(self) -> str:
-        """The name in messages: of the class, or for a segmentation form of its method."""
+        """The name in messages: the display name, else that of the class.
+
+        A segmentation form has the name of its method.
+        """
         kind = type(self)
         methods = (c for c in kind.__mro__[1:] if issubclass(c, Method))
         owner = next((c for c in methods if vars(c).get("segmentation_form")), kind)
-        return owner.__name__ if owner.form("segmentation") is kind else kind.__name__
+        named = owner if owner.form("segmentation") is kind else kind
+        return vars(named).get("display_name") or named.__name__
 
     @property
     def device(self) -> torch.device:
@@ -395,7 +399,7 @@ class Method(OldNames):
         """
         if not parameters:
             raise MethodError(
-                f"{type(self).__name__} finds nothing to adapt in {self.model.name}: the model has "
+                f"{self.title} finds nothing to adapt in {self.model.name}: the model has "
                 "no layers of the kind that this method updates; choose another model."
             )
         self.model.requires_grad_(False)

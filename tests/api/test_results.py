@@ -173,7 +173,7 @@ def test_a_method_runs_once_and_takes_its_values_when_it_is_built() -> None:
     with pytest.raises(ConfigError, match="built on its model already"):
         run(method, model="toy_cnn")
     run(method)
-    with pytest.raises(ConfigError, match="Tent: has been run already; build it again"):
+    with pytest.raises(ConfigError, match="TENT: has been run already; build it again"):
         run(method)
 
 

@@ -101,7 +101,7 @@ def test_a_method_that_refuses_its_model_is_refused_before_anything_waits_in_a_q
     file, out = write(tmp_path, "norm", "source"), tmp_path / "runs"
     refused = call("grid", file, "--out", out, "--profile", profile(tmp_path))
     assert refused.exit_code == 2
-    assert "norm on toy_vit: norm re-estimates the stored statistics" in refused.stderr
+    assert "norm on toy_vit: BN adapt re-estimates the stored statistics" in refused.stderr
     assert list(out.iterdir()) == []
     dry = call("grid", file, "--out", out, "--dry-run")
     assert (dry.exit_code, "norm on toy_vit" in dry.stderr) == (2, True)

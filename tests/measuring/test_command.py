@@ -47,7 +47,7 @@ def test_a_method_that_does_not_support_the_model_is_an_error_if_requested(invok
     done = invoke("cost", "norm", *ON_TOY)
 
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: norm re-estimates")
+    assert done.stderr.startswith("error: BN adapt re-estimates")
 
 
 @pytest.mark.parametrize(

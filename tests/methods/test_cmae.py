@@ -88,7 +88,7 @@ def test_without_hog_there_is_no_projection() -> None:
 
 
 def test_networks_that_are_no_vit_are_refused() -> None:
-    with pytest.raises(MethodError, match=r"Continual-MAE does not support toy_cnn: .* timm"):
+    with pytest.raises(MethodError, match=r"C-MAE does not support toy_cnn: .* timm"):
         build("cmae", "toy_cnn")
 
 

@@ -207,5 +207,5 @@ def test_without_source_images_or_with_pixels_it_stops_with_a_sentence() -> None
 
     with pytest.raises(DataError, match=r"COME \(EATA\) needs source images .* `come_tent`"):
         METHODS.get("come_eata")(SourceModel(toy.toy_vit())).start(Nothing())
-    with pytest.raises(MethodError, match=r"ComeTent does not support .* segmentation"):
+    with pytest.raises(MethodError, match=r"COME \(TENT\) does not support .* segmentation"):
         METHODS.get("come_tent")(SourceModel(tiny_segmentor()))

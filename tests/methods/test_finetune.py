@@ -75,5 +75,7 @@ def test_every_adapter_serves(adapter):
 
 
 def test_a_network_without_such_layers_is_refused():
-    with pytest.raises(MethodError, match=r"finetune does not support toy_cnn: .* linear layers"):
+    with pytest.raises(
+        MethodError, match=r"Fine-tuning does not support toy_cnn: .* linear layers"
+    ):
         build("finetune", "toy_cnn")

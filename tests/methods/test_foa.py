@@ -171,7 +171,7 @@ def test_a_batch_without_a_finite_candidate_moves_nothing_and_is_counted() -> No
     assert bool(logits[[0, 1, 3]].isfinite().all())
 
 
-@pytest.mark.parametrize(("name", "called"), [("foa", "FOA"), ("foa_bp", "FOABP")])
+@pytest.mark.parametrize(("name", "called"), [("foa", "FOA"), ("foa_bp", "FOA-BP")])
 def test_a_network_without_a_class_token_is_refused(name: str, called: str) -> None:
     with pytest.raises(MethodError, match=f"{called} does not support toy_cnn: .* class token"):
         build(name, "toy_cnn")

@@ -46,7 +46,7 @@ def test_a_model_decides_the_class_and_a_copy_keeps_it() -> None:
     assert type(method) is FORMS["tent"]
     assert type(on_images) is tent()
     assert type(copy.deepcopy(method)) is FORMS["tent"]
-    assert (method.title, on_images.title) == ("Tent", "Tent")
+    assert (method.title, on_images.title) == ("TENT", "TENT")
 
 
 def test_a_users_subclass_goes_before_the_form() -> None:

@@ -132,13 +132,13 @@ class AlignmentMethod(Method):
     def setup(self) -> None:
         """Inject adapters into the selected layers; only they are trained."""
         hp = self.hp
-        self.aligned.check(asked_by=type(self).__name__)
+        self.aligned.check(asked_by=self.title)
         parameters = inject(
             self.model,
             hp.layers,
             lambda weight: self.adapter(weight, hp),
             skip_last_blocks=hp.skip_last_blocks,
-            by=type(self).__name__,
+            by=self.title,
         )
         self.adapt_only(parameters)
         self.optimizer = self.build_optimizer()
@@ -195,7 +195,7 @@ class AlignmentMethod(Method):
     def adapt(self, images: Tensor) -> Tensor:
         """Deprecated: the step of methods written for 0.1.0."""
         warnings.warn(
-            f"{type(self).__name__} inherits adapt from AlignmentMethod, which will be removed in "
+            f"{self.title} inherits adapt from AlignmentMethod, which will be removed in "
             "0.3.0; define adapt in the class itself, as methods/paid.py does.",
             FutureWarning,
             stacklevel=2,

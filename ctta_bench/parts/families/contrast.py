@@ -59,7 +59,7 @@ class ContrastMethod(Method):
         # `source_used` stays unset: the number is an upper limit in the official code.
         if not bool(counts.any()):
             raise DataError(
-                f"{type(self).__name__} needs labelled source images for its prototypes, but the "
+                f"{self.title} needs labelled source images for its prototypes, but the "
                 "source set is empty."
             )
         present = counts > 0

@@ -35,7 +35,7 @@ class ShiftMethod(Method):
     def setup(self) -> None:
         """Start without a stream mean."""
         if self.all_blocks:
-            check_class_token(self.model, asked_by=type(self).__name__)
+            check_class_token(self.model, asked_by=self.title)
         self.average: Tensor | None = None
 
     def prepare(self, source: Any) -> None:
