@@ -20,15 +20,16 @@ if not TYPE_CHECKING:
 def encoder_segments(
     model: SourceModel, count: int, *, asked_by: str
 ) -> list[tuple[nn.Module, nn.Module]]:
-    """First and last block of each segment: the stages of a convolutional network, or `count`
-    equal segments of a transformer's blocks.
+    """First and last block of each segment: the stages of a convolutional network with BatchNorm,
+    or `count` equal segments of a transformer's blocks.
 
     Raises MethodError, which names the method `asked_by`, if the model has neither.
     """
     blocks = model.blocks or [c for c in model.network.children() if is_stage(c)]
     if not blocks:
         raise MethodError(
-            f"{asked_by} does not support {model.name}: it has no encoder blocks or stages."
+            f"{asked_by} does not support {model.name}: it has no blocks of a transformer, and no "
+            "stages with BatchNorm."
         )
     count = len(blocks) if is_stage(blocks[0]) else min(count, len(blocks))
     bounds = [len(blocks) * i // count for i in range(count + 1)]
@@ -36,7 +37,7 @@ def encoder_segments(
 
 
 def is_stage(module: nn.Module) -> bool:
-    """Whether a module is a stage of a convolutional network."""
+    """Whether a module is a stage of a convolutional network with BatchNorm."""
     inside = list(module.modules())
     return all(any(isinstance(m, kind) for m in inside) for kind in (nn.Conv2d, nn.BatchNorm2d))
 
