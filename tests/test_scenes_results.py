@@ -10,8 +10,10 @@ import pytest
 
 from ctta_bench.analysis.figures.by_setting import gains
 from ctta_bench.analysis.read.collect import Runs, load
-from ctta_bench.analysis.read.error_model import LEVEL
+from ctta_bench.analysis.read.error_model import LEVEL, Estimate
 from ctta_bench.analysis.sharing.site import write_site
+from ctta_bench.analysis.table.compared import difference
+from ctta_bench.analysis.table.rows import metric_of, rows
 from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.analysis.tables.main import round_table
@@ -89,6 +91,13 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
     prose = PAGE.read_text(encoding="utf-8").partition("## How to read it")[2]
     for method in sure:
         assert METHODS.display_name(method) in prose
+
+
+def test_what_foa_searches_gains_no_more_than_its_shift_alone(runs: Runs) -> None:
+    found = {row.method: row for row in rows(runs)}
+    more = difference(found["foa_shift"], found["foa"], metric_of(runs))
+    assert isinstance(more, Estimate)
+    assert more.low < 0 < more.high
 
 
 @pytest.mark.parametrize(
