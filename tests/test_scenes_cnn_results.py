@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ctta_bench import load_benchmark, load_method, load_model
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL, Estimate
 from ctta_bench.analysis.table.compared import difference
@@ -16,6 +17,7 @@ from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.config.presets import preset_values
 from ctta_bench.record.bundle import runs_folder
+from ctta_bench.stream.benchmark import Stream, batch_domains
 from tests.test_scenes_results import assert_stored, surely
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes_cnn.md"
@@ -54,11 +56,12 @@ def test_every_method_has_three_seeds_and_its_searched_values(
     cells = networks[FILES[model]].cells
     names = {entry.name for entry in planned.methods if not entry.models or model in entry.models}
     assert set(cells["method"]) == names
-    for method, of_row in cells.groupby("method"):
+    for (method, start), of_row in cells.groupby(["method", "starts_from"]):
         assert sorted(of_row["seed"]) == sorted(planned.seeds)
-        searched = preset_values(str(method), "default", "scenes_c", model)
-        for text in of_row["hyperparameters"]:
-            assert searched.items() <= json.loads(text).items()
+        if start != "warm-up":  # such a cell has the values of the warm-up alone
+            searched = preset_values(str(method), "default", "scenes_c", model)
+            for text in of_row["hyperparameters"]:
+                assert searched.items() <= json.loads(text).items()
 
 
 @pytest.mark.parametrize("network", FILES.values())
@@ -71,19 +74,43 @@ def test_the_page_names_the_methods_that_differ_beyond_doubt(
     assert stated.split() == (", ".join(sorted(surely(boards[network], sign))) or "none").split()
 
 
-def test_no_method_is_better_than_the_statistics_of_the_batch_alone(
-    networks: dict[str, Runs],
-) -> None:
+def test_views_alone_add_to_the_statistics_of_the_batch(networks: dict[str, Runs]) -> None:
     group = networks["batchnorm"]
-    found = {row.method: row for row in rows(group)}
+    found = {row.name: row for row in rows(group)}
     own = found.pop("norm")
     # Error of BN adapt minus that of the method: its gain over BN adapt.
     gains = {name: difference(own, row, metric_of(group)) for name, row in found.items()}
-    assert all(isinstance(gain, Estimate) and gain.low <= 0 for gain in gains.values())
-    assert max(gains, key=lambda name: gains[name].mean) == "santa"
-    for name in ("pseudo_label", "spa", "come_tent", "come_eata", "come_sar"):
-        assert gains[name].high < 0
-        assert gains[name].p * len(gains) < LEVEL  # Bonferroni's correction, wider than Holm's
+    assert all(isinstance(gain, Estimate) for gain in gains.values())
+    sure = {name: gain.mean for name, gain in gains.items() if gain.p * len(gains) < LEVEL}
+    better = [name for name in sorted(sure, key=lambda name: -sure[name]) if sure[name] > 0]
+    assert better == ["cotta", "petal", "petal (warm-up only)"]
+    for name in ("pseudo_label", "spa", "spa_tent", "come_tent", "come_eata", "come_sar", "asr_eta",
+                 "reservoir", "ecotta"):  # fmt: skip
+        assert sure[name] < 0
+
+
+def test_the_searched_thresholds_select_the_corruptions_on_the_page() -> None:
+    benchmark = load_benchmark("scenes_c", examples=50)
+    benchmark.prepare_data(lambda *_: None, 1)
+    stream = Stream(batch_domains(benchmark), benchmark.settings, 0)
+    model = load_method("norm", load_model("scenes_cnn"))
+    confidence = {
+        stream.domain_names[int(batch.domain[0])]: model(batch.images).softmax(-1).amax(-1).mean()
+        for batch in stream.batches()
+    }
+    noise = {name for name in confidence if name.endswith("noise")}
+    selected = {
+        method: {name for name, mean in confidence.items() if mean < threshold(method)}
+        for method in ("cotta", "petal")
+    }
+    assert selected["cotta"] == noise
+    assert selected["petal"] == noise | {"snow", "fog", "pixelate", "jpeg_compression"}
+
+
+def threshold(method: str) -> float:
+    """The searched threshold on the network with BatchNorm, below which views are averaged."""
+    values = preset_values(method, "default", "scenes_c", "scenes_cnn")
+    return float(values["confidence_threshold"])
 
 
 def test_averaged_statistics_lag_where_blur_follows_noise(boards: dict[str, pd.DataFrame]) -> None:
