@@ -17,12 +17,14 @@ from ctta_bench.analysis.table.rows import metric_of, rows
 from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.analysis.tables.main import round_table
+from ctta_bench.analysis.tables.order_sensitivity import order_tables
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.config.presets import preset_values
 from ctta_bench.registry import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes.md"
 STORED = PAGE.with_suffix("")
+ORDERS = STORED.with_name("scenes_orders")
 CLEAN = 17.3  # error on clean scenes in %, docs/scenes.md
 FAMILIES = {
     "entropy": {"tent", "sar", "eata", "eta", "deyo", "roid", "cmf", "rdumb", "come_tent",
@@ -194,6 +196,29 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     first, last = (table.frame[f"round {number}"].astype(float) for number in (1, 10))
     assert last["paid"] < first["paid"] - 1
     assert (last[["lora", "sar", "rotta"]] > first[["lora", "sar", "rotta"]] + 10).all()
+
+
+def test_the_table_of_orders_is_that_of_the_stored_predictions() -> None:
+    (table,) = order_tables(load(ORDERS / "runs.zip"))
+    stored = pd.read_csv(ORDERS / "orders.csv", index_col=0)
+    pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
+    assert (table.frame["orders"] == 10).all()
+
+
+def test_what_the_page_says_of_ten_orders() -> None:
+    boards = [leaderboard(group).frame for group in load(ORDERS / "runs.zip").groups()]
+    means = pd.DataFrame([board["mean"].astype(float) for board in boards])
+    less = means.lt(means["source"], axis=0).sum()
+    assert set(less.index[less < 10]) == {"source", "t3a", "tent"}
+    assert less["t3a"] == 9
+    ranks = means.drop(columns="source").rank(axis=1, method="min")
+    assert (ranks["paid"] <= 3).all()
+    assert (ranks["lora"] <= 3).sum() == 8
+    assert (ranks["dora"] == 1).sum() == 5
+    assert ranks["dora"].max() == 10
+    usual = pd.read_csv(STORED / "settings.csv", index_col=0)["Continual"]
+    names = ["foa_shift", "t3a", "lora", "paid"]
+    assert means[names].gt(usual[names] + 1e-6).sum().tolist() == [10, 10, 8, 0]
 
 
 @pytest.mark.parametrize("setting", ["Continual", "PTTA"])
