@@ -195,7 +195,13 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
     first, last = (table.frame[f"round {number}"].astype(float) for number in (1, 10))
     assert last["paid"] < first["paid"] - 1
-    assert (last[["lora", "sar", "rotta"]] > first[["lora", "sar", "rotta"]] + 10).all()
+    assert last["rmt"] == last.min() < first["rmt"] - 2
+    by_round = table.frame.loc[:, "round 1":"round 10"].astype(float)
+    assert by_round.loc["come_eata"].idxmin() == "round 2"
+    assert by_round.loc["rem"].idxmin() == "round 4"
+    assert last["rem"] > last["source"]
+    drifting = ["lora", "dora", "sar", "rotta"]
+    assert (last[drifting] > first[drifting] + 10).all()
 
 
 def test_the_table_of_orders_is_that_of_the_stored_predictions() -> None:
