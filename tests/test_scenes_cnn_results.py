@@ -74,7 +74,9 @@ def test_the_page_names_the_methods_that_differ_beyond_doubt(
     assert stated.split() == (", ".join(sorted(surely(boards[network], sign))) or "none").split()
 
 
-def test_views_alone_add_to_the_statistics_of_the_batch(networks: dict[str, Runs]) -> None:
+def test_only_methods_that_average_views_are_better_than_the_statistics_of_the_batch(
+    networks: dict[str, Runs],
+) -> None:
     group = networks["batchnorm"]
     found = {row.name: row for row in rows(group)}
     own = found.pop("norm")
