@@ -206,7 +206,7 @@ def test_a_cancelled_grid_keeps_its_checkpoint_and_resumes_when_it_is_run_again(
     until(lambda: batches(cell) >= 3)
     result = call("cancel", runs)
     assert "1 Slurm job " in result.stdout
-    until(lambda: ended(runs), 30, what="the end of the job")
+    until(lambda: ended(runs), what="the end of the job")
     assert (cell / "state.pt").is_file()
     row = rows(runs)[cell.name]
     assert row["state"] == "cancelled"
@@ -222,7 +222,7 @@ def test_scancel_is_respected_too(tmp_path: Path) -> None:
     (job,) = jobs_of(runs)
     until(lambda: batches(only_cell(runs)) >= 2)
     slurm("scancel", job)
-    until(lambda: ended(runs), 30, what="the end of the job")
+    until(lambda: ended(runs), what="the end of the job")
     row = rows(runs)[only_cell(runs).name]
     assert (row["state"], row["done"] >= 2) == ("cancelled", True)
     assert (only_cell(runs) / "state.pt").is_file()
@@ -334,7 +334,7 @@ def test_a_job_that_is_preempted_resumes_when_its_place_is_free(
     until(lambda: batches(cell) >= 3)
     urgent = ("--partition=urgent", "--nodelist=n4", "--cpus-per-task=4", "--output=/dev/null")
     slurm("sbatch", *urgent, "--wrap=sleep 8")
-    until(lambda: rows(runs)[cell.name]["state"] == "preempted", 60, what="the pre-emption")
+    until(lambda: rows(runs)[cell.name]["state"] == "preempted", what="the pre-emption")
     until(lambda: states(runs) == ["done"], what="the cell")
     row = rows(runs)[cell.name]
     assert (row["attempt"], row["signal"]) == (2, "SIGTERM")

@@ -68,7 +68,7 @@ def test_what_a_job_says_before_python_starts_is_the_reason_and_it_is_retried(
     file = write_grid(tmp_path, "source")
     runs = submit(tmp_path, file, text='setup: ["echo no module torch/9 >&2", "exit 3"]\n')
     until(lambda: ended(runs), what="the job")
-    until(lambda: states(runs) == ["failed"], 60)
+    until(lambda: states(runs) == ["failed"])
     (row,) = rows(runs).values()
     assert row["reason"].endswith("before Python started: no module torch/9")
     assert "no module torch/9" in call("logs", runs / row["cell"]).stdout
@@ -88,7 +88,7 @@ def test_an_array_whose_launcher_was_killed_is_not_submitted_twice_and_can_be_ca
         launcher.communicate(timeout=200)
     assert launcher.returncode == -signal.SIGKILL
     assert jobs_of(runs) == {}  # only the intent is known
-    until(lambda: all(row["job"] for row in rows(runs).values()), 60, what="the mark")
+    until(lambda: all(row["job"] for row in rows(runs).values()), what="the mark")
     again = grid(file, "--profile", profile(tmp_path), "--out", runs)
     assert again.exit_code == 0, again.output
     assert "not submitted again" in again.stderr and len(launches(runs)) == 1
@@ -96,7 +96,7 @@ def test_an_array_whose_launcher_was_killed_is_not_submitted_twice_and_can_be_ca
     # The fast one may be ending.
     assert re.search("Slurm jobs? and 0 processes", call("cancel", runs).stdout)
     name = launches(runs)[0].mark(0)
-    until(lambda: name not in slurm("squeue", "-h", "-o", "%k"), 60, what="the end of the orphan")
+    until(lambda: name not in slurm("squeue", "-h", "-o", "%k"), what="the end of the orphan")
     assert states(runs) == ["cancelled", "done"]
 
 
@@ -160,8 +160,8 @@ def test_a_signal_while_python_goes_down_after_the_last_cell_fails_no_job(tmp_pa
     until((tmp_path / "leaving").exists, what="the end of the worker")
     for name in ("TERM", "USR2", "USR1"):
         slurm("scancel", f"--signal={name}", job)
-    until(lambda: ended(runs), 60, what="the end of the job")
-    ends = until(lambda: final_state_in_accounts(job), 60, what="the job's end in the accounts")
+    until(lambda: ended(runs), what="the end of the job")
+    ends = until(lambda: final_state_in_accounts(job), what="the job's end in the accounts")
     assert ends == "COMPLETED"
     assert states(runs) == ["done"]
 
