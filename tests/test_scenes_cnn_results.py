@@ -23,6 +23,8 @@ from tests.test_scenes_results import assert_stored, surely
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes_cnn.md"
 STORED = PAGE.with_suffix("")
 DEFOCUS = 3  # its number in the order of the stream
+ADAPTED = "cotta lr=0.0049, restore_probability=0.01"
+VIEWS_ALONE = "cotta lr=0.0, restore_probability=0.0"
 FILES = {"scenes_cnn": "batchnorm", "scenes_cnn_gn": "groupnorm"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -56,12 +58,13 @@ def test_every_method_has_three_seeds_and_its_searched_values(
     cells = networks[FILES[model]].cells
     names = {entry.name for entry in planned.methods if not entry.models or model in entry.models}
     assert set(cells["method"]) == names
-    for (method, start), of_row in cells.groupby(["method", "starts_from"]):
+    for (method, start, text), of_row in cells.groupby(["method", "starts_from", "hyperparameters"]):
         assert sorted(of_row["seed"]) == sorted(planned.seeds)
-        if start != "warm-up":  # such a cell has the values of the warm-up alone
+        values = json.loads(str(text))
+        # A cell of the warm-up alone has its values alone; with a rate of 0, CoTTA is its views.
+        if start != "warm-up" and values.get("lr") != 0:
             searched = preset_values(str(method), "default", "scenes_c", model)
-            for text in of_row["hyperparameters"]:
-                assert searched.items() <= json.loads(text).items()
+            assert searched.items() <= values.items()
 
 
 @pytest.mark.parametrize("network", FILES.values())
@@ -85,7 +88,11 @@ def test_only_methods_that_average_views_are_better_than_the_statistics_of_the_b
     assert all(isinstance(gain, Estimate) for gain in gains.values())
     sure = {name: gain.mean for name, gain in gains.items() if gain.p * len(gains) < LEVEL}
     better = [name for name in sorted(sure, key=lambda name: -sure[name]) if sure[name] > 0]
-    assert better == ["cotta", "petal", "petal (warm-up only)"]
+    assert better == [ADAPTED, VIEWS_ALONE, "petal", "petal (warm-up only)"]
+    adds = difference(found[VIEWS_ALONE], found[ADAPTED], metric_of(group))
+    assert isinstance(adds, Estimate)
+    assert 0 < adds.mean < gains[VIEWS_ALONE].mean
+    assert adds.p * len(gains) < LEVEL
     for name in ("pseudo_label", "spa", "spa_tent", "come_tent", "come_eata", "come_sar", "asr_eta",
                  "reservoir", "ecotta"):  # fmt: skip
         assert sure[name] < 0
