@@ -3,7 +3,7 @@
 `load` returns tidy frames (docs/analysis.md lists their columns), `tables.main.tables` the main
 tables, and `report.write.write_report` writes everything into one folder.
 
-Example: `ctta_bench.analysis.load(Path("runs/quickstart")).results`
+Example: `ctta_bench.analysis.load("runs/quickstart").results`
 """
 
 from typing import TYPE_CHECKING, Any

@@ -92,16 +92,16 @@ class Runs:
         )
 
 
-def load(directory: Path, workers: int = 1) -> Runs:
+def load(directory: str | Path, workers: int = 1) -> Runs:
     """Read every run folder at most three levels below `directory`.
 
-    Example: `load(Path("runs/quickstart")).results.query("metric == 'error'")`
+    Example: `load("runs/quickstart").results.query("metric == 'error'")`
 
     `workers` is the number of processes that read, used with at least 500 folders for each.
     Unfinished cells are only in `cells`, with their state. Folders that cannot be used are in
     `left_out`. Raises RunError if the directory does not exist.
     """
-    folders, left_out = find_cells(directory)
+    folders, left_out = find_cells(Path(directory))
     found: dict[str, FoundCell] = {}
     with gc_paused():
         with _reader(len(folders), workers) as read:

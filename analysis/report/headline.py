@@ -44,7 +44,7 @@ class _Gain(NamedTuple):
 def headline(group: Runs) -> Headline:
     """Which methods differ from source, by how much, at what price, and what the data can show.
 
-    Example: `str(headline(load(Path("runs/quickstart")).groups()[0]))`
+    Example: `str(headline(load("runs/quickstart").groups()[0]))`
     """
     found, metric = rows(group), metric_of(group)
     source = source_row(found)

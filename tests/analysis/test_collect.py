@@ -41,7 +41,7 @@ def test_a_cell_row_holds_protocol_cost_counters_and_versions(cell, runs_dir):
 @pytest.mark.parametrize("level", ["", "trial"])
 def test_an_experiment_and_a_folder_of_experiments_are_both_read(cell, runs_dir, level):
     cell("tent", RATES)
-    assert len(load(runs_dir / level).cells) == 1
+    assert len(load(str(runs_dir / level)).cells) == 1
 
 
 def test_unfinished_cells_are_listed_with_their_state_and_have_no_results(cell, runs_dir):
