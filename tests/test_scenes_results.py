@@ -127,6 +127,37 @@ def by_setting() -> pd.DataFrame:
     return gains(columns).set_index(["name", "setting"])
 
 
+def test_the_page_says_who_is_better_and_who_is_worse_in_each_stream(
+    by_setting: pd.DataFrame,
+) -> None:
+    table = (
+        PAGE.read_text("utf-8").partition("<!-- sure by setting -->\n\n")[2].partition("\n\n")[0]
+    )
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    stated = {stream: tuple(words) for stream, *words in lines}
+    found = {}
+    for stream, of_stream in by_setting.reset_index("name").groupby(level="setting"):
+        sure = of_stream[of_stream["p_holm"] < LEVEL].sort_values("gain")
+        better, worse = sure[sure["gain"] > 0].iloc[::-1], sure[sure["gain"] < 0]
+        found[stream] = tuple(
+            ", ".join(METHODS.display_name(name) for name in names["name"]) or "none"
+            for names in (better, worse)
+        )
+    assert stated == found
+
+
+def test_entropy_gains_little_and_fails_in_small_batches(by_setting: pd.DataFrame) -> None:
+    gain = by_setting["gain"].astype(float).unstack("setting")
+    whole = gain.loc[
+        sorted(FAMILIES["entropy"] & set(gain.index)), ["Continual", "Continual, batch 200"]
+    ]
+    assert len(whole) == 14
+    assert whole.abs().max(axis=None) < 0.85
+    small = gain[["Continual, batch 1", "Continual, batch 10"]]
+    assert (small.loc[["sar", "deyo", "spa"]] < -3).all(axis=None)
+    assert (small.loc[["come_sar", "come_eata", "roid", "cmf"]] > -0.1).all(axis=None)
+
+
 @pytest.fixture(scope="module")
 def statistics() -> pd.DataFrame:
     """Gain and corrected p of each method on the CNN with BatchNorm, by setting."""
