@@ -58,7 +58,9 @@ def test_every_method_has_three_seeds_and_its_searched_values(
     cells = networks[FILES[model]].cells
     names = {entry.name for entry in planned.methods if not entry.models or model in entry.models}
     assert set(cells["method"]) == names
-    for (method, start, text), of_row in cells.groupby(["method", "starts_from", "hyperparameters"]):
+    for (method, start, text), of_row in cells.groupby(
+        ["method", "starts_from", "hyperparameters"]
+    ):
         assert sorted(of_row["seed"]) == sorted(planned.seeds)
         values = json.loads(str(text))
         # A cell of the warm-up alone has its values alone; with a rate of 0, CoTTA is its views.
