@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ctta_bench import list_methods
 from ctta_bench.analysis.figures.by_setting import gains
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL, Estimate
@@ -75,6 +76,17 @@ def test_every_method_has_three_seeds_and_its_searched_values(runs: Runs) -> Non
                 assert searched.items() <= json.loads(text).items()
 
 
+def test_every_method_for_a_vit_is_ranked(board: pd.DataFrame) -> None:
+    classes = {name: METHODS.get(name) for name in list_methods()}
+    fitting = {
+        name
+        for name, method in classes.items()
+        if "classification" in method.tasks and not method.needs_batch_norm
+    }
+    alone = {name for name in board.index if name.endswith("(warm-up only)")}
+    assert set(board.index) - alone == fitting - {"finetune"}  # with labels, before the stream
+
+
 def test_no_corruption_is_hopeless_or_harmless_for_the_source_model(board: pd.DataFrame) -> None:
     facts = board.columns[: list(board.columns).index("warmup") + 1]
     by_domain = board.drop(columns=facts).loc["source"].astype(float)
@@ -93,6 +105,14 @@ def test_the_page_names_the_families_that_are_better_beyond_doubt(board: pd.Data
     prose = PAGE.read_text(encoding="utf-8").partition("## How to read it")[2]
     for method in sure:
         assert METHODS.display_name(method) in prose
+
+
+def test_one_method_is_worse_beyond_doubt_and_its_warm_up_alone_is_as_bad(
+    board: pd.DataFrame,
+) -> None:
+    assert surely(board, -1) == {"dept", "dept (warm-up only)"}
+    gain = board["gain"].astype(float)
+    assert gain["dept"] == pytest.approx(gain["dept (warm-up only)"], abs=0.05)
 
 
 def test_what_foa_searches_gains_no_more_than_its_shift_alone(runs: Runs) -> None:
