@@ -90,7 +90,8 @@ def limits(dots: Sequence[Dot]) -> tuple[float, float]:
     """The ends of the axis: of all intervals and 0, or without rows that are far away.
 
     A row is far away if its value is more than FAR times the median distance from 0, and if the
-    axis would be more than twice as long with it.
+    axis would be more than twice as long with the rows of its side. A row whose value is on the
+    axis has its whole interval there.
 
     Example: values 1, 2, -1 and -40 give (-1, 2).
     """
@@ -105,12 +106,18 @@ def limits(dots: Sequence[Dot]) -> tuple[float, float]:
     def ends(chosen: npt.NDArray[np.bool_]) -> tuple[float, float]:
         return min(0.0, float(low[chosen].min())), max(0.0, float(high[chosen].max()))
 
-    everything = ends(np.ones(len(dots), bool))
     away = np.abs(values)
-    near = away <= FAR * np.median(away[away > 0]) if (away > 0).any() else np.ones(len(dots), bool)
-    left, right = ends(near)
-    if everything[1] - everything[0] <= 2 * (right - left):
-        left, right = everything
+    shown = (
+        away <= FAR * np.median(away[away > 0]) if (away > 0).any() else np.ones(len(dots), bool)
+    )
+    left, right = ends(shown)
+    room = _ROOM * (right - left)
+    shown |= (left - room <= values) & (values <= right + room)
+    for side in (values < 0, values > 0):
+        longer = ends(shown | side)
+        if longer[1] - longer[0] <= 2 * (right - left):
+            shown = shown | side
+    left, right = ends(shown)
     return (left, right) if right > left else (-1.0, 1.0)
 
 
