@@ -86,6 +86,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes_cnn/groupnorm.csv": ("scenes_cnn", "tables/*scenes_cnn_gn-????????-leaderboard.csv"),
     "scenes_cnn/batchnorm_domains.csv": ("scenes_cnn", "tables/*scenes_cnn-????????.csv"),
     "scenes_cnn/groupnorm_domains.csv": ("scenes_cnn", "tables/*scenes_cnn_gn-????????.csv"),
+    "scenes_cnn/cost.csv": (
+        "scenes_cnn_measured",
+        "tables/measured-cost-scenes_c-scenes_cnn-*.csv",
+    ),
+    "scenes_cnn/settings.csv": ("scenes_cnn_when", "tables/scenes_c-scenes_cnn-settings.csv"),
+    "scenes_cnn/when.png": ("scenes_cnn_when", "figures/by-setting-1.png"),
     "scenes_orders/orders.csv": ("scenes_orders", "tables/scenes_c-*-orders.csv"),
     "streets/leaderboard.csv": ("streets", "tables/streets_acdc-*-????????-leaderboard.csv"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),

@@ -17,18 +17,18 @@ MARKED = re.compile(r"<!-- table: (\S+\.csv) -->\n\n?(.*?)\n<!-- /table -->", re
 
 # The column of a printed table that is compared with the stored one: its name there, its form here.
 SHOWN = {
-    "mean": ("mean", "{:.1f}".format),
+    "mean": ("mean", printed),
     "error %": ("mean", printed),
     "mIoU %": ("mean", printed),
     "best": ("best", "{:.2f}".format),
     "difference": ("difference", signed),
-    "mixed, batch 10, 50 images": ("mixed, batch 10, 50 images", "{:.1f}".format),
+    "mixed, batch 10, 50 images": ("mixed, batch 10, 50 images", printed),
     "images/s": ("images_per_second", lambda v: f"{v:.1f}" if v >= 100 else f"{v:.2f}"),
     "time": ("time", "{:.2f}".format),
     "ΔS per pair": ("delta_s_per_pair", scientific),
-    "PTTA": ("PTTA", "{:.1f}".format),
-    "Correlated": ("Correlated", "{:.1f}".format),
-    "Correlated, batch 50": ("Correlated, batch 50", "{:.1f}".format),
+    "PTTA": ("PTTA", printed),
+    "Correlated": ("Correlated", printed),
+    "Correlated, batch 50": ("Correlated, batch 50", printed),
     "memory / Source": ("memory_to_source", "{:.2f}".format),
     "FP": ("forward", "{:.2f}".format),
 }

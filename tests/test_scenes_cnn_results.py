@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 
 from ctta_bench import load_benchmark, load_method, load_model
+from ctta_bench.analysis.figures.by_setting import gains
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL, Estimate
 from ctta_bench.analysis.table.compared import difference
 from ctta_bench.analysis.table.rows import metric_of, rows
+from ctta_bench.analysis.tables.by_setting import setting_tables, settings_of
 from ctta_bench.analysis.tables.leaderboard import leaderboard
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.config.presets import preset_values
@@ -98,6 +100,45 @@ def test_only_methods_that_average_views_are_better_than_the_statistics_of_the_b
     for name in ("pseudo_label", "spa", "spa_tent", "come_tent", "come_eata", "come_sar", "asr_eta",
                  "reservoir", "ecotta"):  # fmt: skip
         assert sure[name] < 0
+
+
+@pytest.fixture(scope="module")
+def when() -> pd.DataFrame:
+    """Gain and corrected p of each method with BatchNorm, by setting and batch size."""
+    (columns,) = settings_of(load(STORED / "when.zip"))
+    return gains(columns).set_index(["name", "setting"]).astype({"gain": float, "p_holm": float})
+
+
+def test_the_table_by_setting_is_that_of_the_stored_predictions() -> None:
+    (table,) = setting_tables(load(STORED / "when.zip"))
+    stored = pd.read_csv(STORED / "settings.csv", index_col=0)
+    pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
+
+
+def test_statistics_of_the_batch_help_where_it_shows_one_corruption_and_many_classes(
+    when: pd.DataFrame,
+) -> None:
+    gain, sure = when["gain"].unstack(), when["p_holm"].unstack() < LEVEL
+    names = ["Continual", "Continual, batch 10", "Continual, batch 200", "Reset per domain"]
+    fitting = [*names, next(name for name in gain if name.startswith("Gradual"))]
+    trains = ["tent", "eata", "sar", "deyo", "roid", "cmf", "santa", "rmt", "cotta"]
+    for name in fitting:
+        assert (gain.loc[[*trains, "norm"], name] > 4.4).all()
+        assert sure.loc[[*trains, "norm"], name].all()
+        assert gain[name].idxmax() == "cotta"
+    for name, most in [("Correlated", -14), ("Continual, batch 1", -27)]:
+        assert (gain.loc[trains, name] < most).all()
+        assert sure.loc[trains, name].all()
+    assert gain.loc["norm", "Correlated"] < -14
+    assert 0 < gain.loc["norm", "Continual, batch 1"] < 2
+    assert set(gain.index[sure["Correlated"] & (gain["Correlated"] > 0)]) == {"foa_shift"}
+    mixed = gain["Mixed domains"][sure["Mixed domains"]]
+    assert sorted(mixed.index) == ["santa", "tent"]
+    assert (mixed < 0).all()
+    still = ["Continual, batch 200", "Mixed domains"]
+    assert sure.loc["foa_shift"].drop(still).all()
+    assert not sure.loc["foa_shift", still].any()
+    assert not sure.loc["rotta", "Correlated"]
 
 
 def test_the_searched_thresholds_select_the_corruptions_on_the_page() -> None:
