@@ -125,26 +125,56 @@ def test_what_foa_searches_gains_no_more_than_its_shift_alone(runs: Runs) -> Non
 @pytest.mark.parametrize(
     ("stored", "bundle", "model"),
     [
-        ("settings", "when", "scenes_vit"),
-        ("recurring", "recurring", "scenes_vit"),
-        ("batchnorm", "breakdowns", "scenes_cnn"),
-        ("groupnorm", "breakdowns", "scenes_cnn_gn"),
+        ("scenes/settings", "scenes/when", "scenes_vit"),
+        ("scenes/recurring", "scenes/recurring", "scenes_vit"),
+        ("scenes/batchnorm", "scenes/breakdowns", "scenes_cnn"),
+        ("scenes/groupnorm", "scenes/breakdowns", "scenes_cnn_gn"),
+        ("scenes_cnn/settings", "scenes_cnn/when", "scenes_cnn"),
     ],
 )
 def test_a_table_by_setting_is_that_of_the_stored_predictions(
     stored: str, bundle: str, model: str
 ) -> None:
-    tables = setting_tables(load(STORED / f"{bundle}.zip"))
+    tables = setting_tables(load(PAGE.parent / f"{bundle}.zip"))
     (table,) = (table for table in tables if table.name == f"scenes_c-{model}-settings")
-    found = pd.read_csv(STORED / f"{stored}.csv", index_col=0)
+    found = pd.read_csv(PAGE.parent / f"{stored}.csv", index_col=0)
     pd.testing.assert_frame_equal(found, table.frame, check_names=False, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "bundle", "not_run"),
+    [
+        ("scenes_settings", "scenes/when", 0),
+        ("scenes_batch_size", "scenes/when", 0),
+        ("scenes_orders", "scenes_orders/runs", 0),
+        ("scenes_rounds", "scenes/rounds", 9),
+        ("scenes_cnn_settings", "scenes_cnn/when", 0),
+        ("scenes_cnn_batch_size", "scenes_cnn/when", 0),
+    ],
+)
+def test_what_an_experiment_lists_is_stored(experiment: str, bundle: str, not_run: int) -> None:
+    cells = load(PAGE.parent / f"{bundle}.zip").cells
+    stored = set(cells["method"][cells["experiment"] == experiment])
+    listed = {entry.name for entry in load_experiment(experiment).methods}
+    assert stored <= listed
+    assert len(listed - stored) == not_run
+
+
+def gains_by_setting(bundle: Path, model: str) -> pd.DataFrame:
+    """Gain and corrected p of each method on a model, by method and setting."""
+    (columns,) = (
+        columns
+        for columns in settings_of(load(bundle))
+        if next(iter(columns.values())).cells["model"].iloc[0] == model
+    )
+    frame = gains(columns).set_index(["name", "setting"])
+    return frame.astype({"gain": float, "p_holm": float})
 
 
 @pytest.fixture(scope="module")
 def by_setting() -> pd.DataFrame:
     """Gain and corrected p of each method on the ViT, by setting."""
-    (columns,) = settings_of(load(STORED / "when.zip"))
-    return gains(columns).set_index(["name", "setting"])
+    return gains_by_setting(STORED / "when.zip", "scenes_vit")
 
 
 def test_the_page_says_who_is_better_and_who_is_worse_in_each_stream(
@@ -167,7 +197,7 @@ def test_the_page_says_who_is_better_and_who_is_worse_in_each_stream(
 
 
 def test_entropy_gains_little_and_fails_in_small_batches(by_setting: pd.DataFrame) -> None:
-    gain = by_setting["gain"].astype(float).unstack("setting")
+    gain = by_setting["gain"].unstack("setting")
     whole = gain.loc[
         sorted(FAMILIES["entropy"] & set(gain.index)), ["Continual", "Continual, batch 200"]
     ]
@@ -181,12 +211,7 @@ def test_entropy_gains_little_and_fails_in_small_batches(by_setting: pd.DataFram
 @pytest.fixture(scope="module")
 def statistics() -> pd.DataFrame:
     """Gain and corrected p of each method on the CNN with BatchNorm, by setting."""
-    (columns,) = (
-        columns
-        for columns in settings_of(load(STORED / "breakdowns.zip"))
-        if next(iter(columns.values())).cells["model"].iloc[0] == "scenes_cnn"
-    )
-    return gains(columns).set_index(["name", "setting"])
+    return gains_by_setting(STORED / "breakdowns.zip", "scenes_cnn")
 
 
 @pytest.mark.parametrize("method", ["norm", "tent"])

@@ -107,16 +107,18 @@ def limits(dots: Sequence[Dot]) -> tuple[float, float]:
         return min(0.0, float(low[chosen].min())), max(0.0, float(high[chosen].max()))
 
     away = np.abs(values)
-    shown = (
-        away <= FAR * np.median(away[away > 0]) if (away > 0).any() else np.ones(len(dots), bool)
-    )
+    whole = np.ones(len(dots), bool)
+    shown = away <= FAR * np.median(away[away > 0]) if (away > 0).any() else whole
     left, right = ends(shown)
-    room = _ROOM * (right - left)
-    shown |= (left - room <= values) & (values <= right + room)
+    longest = 2 * (right - left)
     for side in (values < 0, values > 0):
         longer = ends(shown | side)
-        if longer[1] - longer[0] <= 2 * (right - left):
+        if longer[1] - longer[0] <= longest:
             shown = shown | side
+    for _ in dots:  # an interval that is added may bring another dot onto the axis
+        left, right = ends(shown)
+        room = _ROOM * (right - left)
+        shown = shown | ((left - room <= values) & (values <= right + room))
     left, right = ends(shown)
     return (left, right) if right > left else (-1.0, 1.0)
 

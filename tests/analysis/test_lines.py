@@ -96,8 +96,9 @@ def test_an_axis_is_cut_only_if_a_far_row_would_take_most_of_it():
 
 def test_a_row_on_the_axis_has_its_whole_interval_there():
     few = [0.2] * 5
-    assert limits(dots(*few, 1.3, -30)) == pytest.approx((-0.8, 2.3))  # its dot is at the edge
     assert limits(dots(*few, 2, -30)) == pytest.approx((-0.8, 3))  # its side is not much longer
+    assert limits(dots(*few, 1.3, 50)) == pytest.approx((-0.8, 2.3))  # its dot is at the edge
+    assert limits(dots(*few, 1.3, 2.4, 50)) == pytest.approx((-0.8, 3.4))  # and so is the next one
 
 
 def test_a_cut_axis_says_so_and_prints_the_value():
