@@ -1,4 +1,4 @@
-"""docs/results/streets.md says what follows from its stored runs, docs/results/streets/runs.zip."""
+"""docs/results/streets.md says what follows from its stored runs, docs/results/streets/*.zip."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ctta_bench.analysis.read.collect import Runs
+from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.tables.main import round_table
 from ctta_bench.config.experiment_file import load_experiment
+from ctta_bench.config.presets import preset_values
 from tests.test_scenes_results import assert_stored, surely
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "streets.md"
 STORED = PAGE.with_suffix("")
+TIE = 0.05  # points of mIoU; docs/results/streets.md
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,3 +47,31 @@ def test_each_weather_costs_the_source_model_half_of_its_miou(board: pd.DataFram
     source = board.loc["source"]
     for domain in ("fog", "night", "rain", "snow"):
         assert 20 < float(source[domain]) < 74.7 / 2  # of clear scenes: docs/streets.md
+
+
+@pytest.fixture(scope="module")
+def holdout() -> pd.DataFrame:
+    """The mIoU of each rate by round, on the hold-out weather."""
+    (group,) = load(STORED / "holdout.zip").groups()
+    table = round_table(group)
+    assert table is not None
+    return table.frame
+
+
+def test_the_table_of_rates_is_that_of_the_stored_predictions(holdout: pd.DataFrame) -> None:
+    stored = pd.read_csv(STORED / "holdout.csv", index_col=0)
+    pd.testing.assert_frame_equal(stored, holdout, check_names=False, rtol=1e-6)
+
+
+def test_each_default_rate_is_the_largest_of_the_best_in_the_last_round(
+    holdout: pd.DataFrame,
+) -> None:
+    searched = [e for e in load_experiment("holdout_streets").methods if e.sweep]
+    planned = {e.name for e in load_experiment("streets").methods} - {"source"}
+    assert {entry.name for entry in searched} == planned
+    for entry in searched:
+        ((key, rates),) = entry.sweep.items()
+        last = {rate: float(holdout.loc[f"{entry.name} {key}={rate}", "round 3"]) for rate in rates}
+        chosen = max(rate for rate, miou in last.items() if miou >= max(last.values()) - TIE)
+        assert chosen < max(rates)
+        assert preset_values(entry.name, "default", "streets_acdc")[key] == chosen
