@@ -18,7 +18,13 @@ from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.config.presets import preset_values
 from ctta_bench.record.bundle import runs_folder
 from ctta_bench.stream.benchmark import Stream, batch_domains
-from tests.test_scenes_results import assert_stored, gains_by_setting, surely
+from tests.test_scenes_results import (
+    assert_stored,
+    gains_by_setting,
+    stated_by_setting,
+    sure_by_setting,
+    surely,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scenes_cnn.md"
 STORED = PAGE.with_suffix("")
@@ -131,6 +137,29 @@ def test_statistics_of_the_batch_help_where_it_shows_one_corruption_and_many_cla
     assert sure.loc["foa_shift"].drop(still).all()
     assert not sure.loc["foa_shift", still].any()
     assert not sure.loc["rotta", "Correlated"]
+
+
+@pytest.fixture(scope="module")
+def when_gn() -> pd.DataFrame:
+    """Gain and corrected p of each method with GroupNorm, by setting and batch size."""
+    return gains_by_setting(STORED / "when.zip", "scenes_cnn_gn")
+
+
+def test_the_page_says_who_differs_with_groupnorm_in_each_stream(when_gn: pd.DataFrame) -> None:
+    assert stated_by_setting(PAGE, "sure by setting, groupnorm") == sure_by_setting(when_gn)
+
+
+def test_with_groupnorm_the_prior_alone_gains_under_correlated_classes(
+    when_gn: pd.DataFrame,
+) -> None:
+    gain = when_gn["gain"].unstack()["Correlated"]
+    values = {
+        name: preset_values(name, "default", "scenes_c", "scenes_cnn_gn")
+        for name in ("roid", "cmf")
+    }
+    assert (values["roid"]["prior"], values["cmf"]["prior"]) == ("logits", "off")
+    assert gain["roid"] > 4
+    assert abs(gain["cmf"]) < 0.2
 
 
 def test_the_searched_thresholds_select_the_corruptions_on_the_page() -> None:
