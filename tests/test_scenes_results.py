@@ -211,11 +211,22 @@ def test_entropy_gains_little_and_fails_in_small_batches(by_setting: pd.DataFram
     whole = gain.loc[
         sorted(FAMILIES["entropy"] & set(gain.index)), ["Continual", "Continual, batch 200"]
     ]
-    assert len(whole) == 14
+    assert len(whole) == 19
     assert whole.abs().max(axis=None) < 0.85
     small = gain[["Continual, batch 1", "Continual, batch 10"]]
     assert (small.loc[["sar", "deyo", "spa"]] < -3).all(axis=None)
     assert (small.loc[["come_sar", "come_eata", "roid", "cmf"]] > -0.1).all(axis=None)
+
+
+def test_teachers_without_views_equal_source_and_fail_in_batches_of_one(
+    by_setting: pd.DataFrame,
+) -> None:
+    gain = by_setting.loc[["cotta", "petal"], "gain"].unstack("setting")
+    small = gain.pop("Continual, batch 1")
+    assert (small < -50).all()
+    of_ten = gain.pop("Continual, batch 10")
+    assert of_ten["petal"] < -13
+    assert gain.abs().max(axis=None) < 0.1
 
 
 @pytest.fixture(scope="module")
