@@ -98,6 +98,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes_cnn/when.png": ("scenes_cnn_when", "figures/by-setting-1.png"),
     "scenes_cnn/settings_gn.csv": ("scenes_cnn_when", "tables/scenes_c-scenes_cnn_gn-settings.csv"),
     "scenes_cnn/when_gn.png": ("scenes_cnn_when", "figures/by-setting-2.png"),
+    "scenes_cnn/rounds.csv": ("scenes_cnn_rounds", "tables/*scenes_cnn-????????-rounds.csv"),
+    "scenes_cnn/rounds_gn.csv": ("scenes_cnn_rounds", "tables/*scenes_cnn_gn-????????-rounds.csv"),
     "scenes_orders/orders.csv": ("scenes_orders", "tables/scenes_c-*-orders.csv"),
     "streets/leaderboard.csv": ("streets", "tables/streets_acdc-*-????????-leaderboard.csv"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),

@@ -11,9 +11,10 @@ import pytest
 from ctta_bench import load_benchmark, load_method, load_model
 from ctta_bench.analysis.read.collect import Runs, load
 from ctta_bench.analysis.read.error_model import LEVEL, Estimate
-from ctta_bench.analysis.table.compared import difference
+from ctta_bench.analysis.table.compared import compared_with, difference
 from ctta_bench.analysis.table.rows import metric_of, rows
 from ctta_bench.analysis.tables.leaderboard import leaderboard
+from ctta_bench.analysis.tables.main import round_table
 from ctta_bench.config.experiment_file import load_experiment
 from ctta_bench.config.presets import preset_values
 from ctta_bench.record.bundle import runs_folder
@@ -160,6 +161,34 @@ def test_with_groupnorm_the_prior_alone_gains_under_correlated_classes(
     assert (values["roid"]["prior"], values["cmf"]["prior"]) == ("logits", "off")
     assert gain["roid"] > 4
     assert abs(gain["cmf"]) < 0.2
+
+
+@pytest.mark.parametrize("network", FILES.values())
+def test_over_ten_rounds_training_pays_on_both_networks(network: str) -> None:
+    (group,) = (
+        g
+        for g in load(STORED / "rounds.zip").groups()
+        if FILES[g.cells["model"].iloc[0]] == network
+    )
+    table = round_table(group)
+    assert table is not None
+    file = {"batchnorm": "rounds.csv", "groupnorm": "rounds_gn.csv"}[network]
+    stored = pd.read_csv(STORED / file, index_col=0)
+    pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
+    first, last = (table.frame[f"round {number}"].astype(float) for number in (1, 10))
+    assert (last < first + 3).all()  # nothing collapses
+    board = leaderboard(group).frame
+    if network == "groupnorm":
+        assert surely(board, 1) == {"foa_shift", "rmt", "cotta", "cmf", "sar"}
+        assert surely(board, -1) == {"t3a"}
+        return
+    assert (first - last)[["cotta", "rmt", "tent"]].gt(2.4).all()
+    assert surely(board, -1) == {"t3a"}
+    found = {row.name: row for row in rows(group)}
+    own = found.pop("norm")
+    gains = compared_with(own, [*found.values()], metric_of(group))
+    better = {g.row.name for g in gains if g.differs and g.estimate and g.estimate.mean < 0}
+    assert better == {"cotta", "rmt", "santa", "tent"}
 
 
 def test_the_searched_thresholds_select_the_corruptions_on_the_page() -> None:

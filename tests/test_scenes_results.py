@@ -151,6 +151,7 @@ def test_a_table_by_setting_is_that_of_the_stored_predictions(
         ("scenes_rounds", "scenes/rounds"),
         ("scenes_cnn_settings", "scenes_cnn/when"),
         ("scenes_cnn_batch_size", "scenes_cnn/when"),
+        ("scenes_cnn_rounds", "scenes_cnn/rounds"),
     ],
 )
 def test_what_an_experiment_lists_is_stored(experiment: str, bundle: str) -> None:
