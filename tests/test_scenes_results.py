@@ -148,6 +148,7 @@ def test_a_table_by_setting_is_that_of_the_stored_predictions(
         ("scenes_settings", "scenes/when"),
         ("scenes_batch_size", "scenes/when"),
         ("scenes_orders", "scenes_orders/runs"),
+        ("scenes_cnn_orders", "scenes_orders/batchnorm"),
         ("scenes_rounds", "scenes/rounds"),
         ("scenes_cnn_settings", "scenes_cnn/when"),
         ("scenes_cnn_batch_size", "scenes_cnn/when"),
@@ -310,9 +311,10 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     assert (last[drifting] > first[drifting] + 10).all()
 
 
-def test_the_table_of_orders_is_that_of_the_stored_predictions() -> None:
-    (table,) = order_tables(load(ORDERS / "runs.zip"))
-    stored = pd.read_csv(ORDERS / "orders.csv", index_col=0)
+@pytest.mark.parametrize(("bundle", "file"), [("runs", "orders"), ("batchnorm", "batchnorm")])
+def test_the_table_of_orders_is_that_of_the_stored_predictions(bundle: str, file: str) -> None:
+    (table,) = order_tables(load(ORDERS / f"{bundle}.zip"))
+    stored = pd.read_csv(ORDERS / f"{file}.csv", index_col=0)
     pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
     assert (table.frame["orders"] == 10).all()
 
@@ -343,6 +345,23 @@ def test_what_the_page_says_of_ten_orders() -> None:
     usual = pd.read_csv(STORED / "settings.csv", index_col=0)["Continual"]
     names = ["foa_shift", "t3a", "lora", "eta", "come_sar", "foa_bp", "paid"]
     assert means[names].gt(usual[names] + 1e-6).sum().tolist() == [10, 10, 8, 8, 8, 8, 0]
+
+
+def test_what_the_page_says_of_ten_orders_with_batchnorm() -> None:
+    boards = [leaderboard(group).frame for group in load(ORDERS / "batchnorm.zip").groups()]
+    means = pd.DataFrame([board["mean"].astype(float) for board in boards]).reset_index(drop=True)
+    ranks = means.rank(axis=1, method="min")
+    assert (ranks["cotta"] == 1).all()
+    assert (ranks[["santa", "deyo"]] <= 3).all(axis=None)
+    assert means[["cotta", "santa", "deyo"]].lt(means["norm"], axis=0).all(axis=None)
+    gain = -means.sub(means["source"], axis=0)
+    shift = [board.loc["foa_shift"] for board in boards]
+    assert [round(gain["foa_shift"].min(), 1), round(gain["foa_shift"].max(), 1)] == [0.3, 1.4]
+    assert sum(row["p_holm"] < LEVEL for row in shift) == 5
+    assert (gain["rotta"] > 0).sum() == 7
+    span = means.max() - means.min()
+    assert span.idxmax() == "rotta"
+    assert (gain["t3a"] < 0).all()
 
 
 @pytest.mark.parametrize("setting", ["Continual", "PTTA"])
