@@ -106,6 +106,28 @@ class Grid:
         subprocess.run([CLUSTER, "back"], check=True, timeout=120)
 
 
+def release_held() -> int:
+    """Release the jobs that Slurm holds, as an operator does; returns how many there were.
+
+    Where a node is lost while a job begins on it, Slurm may drain the node and hold the job
+    (`launch failed requeued held`) until somebody releases it.
+    """
+    held = [
+        line.split()[0] for line in lines("squeue", "-t", "PD", "-o", "%i %r") if "held" in line
+    ]
+    for job in held:
+        subprocess.run(["scontrol", "release", job], check=True)
+    for node in {*lines("sinfo", "-N", "-t", "drain", "-o", "%N")}:
+        subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=True)
+    return len(held)
+
+
+def lines(*words: str) -> list[str]:
+    """What a command of Slurm prints, without a head."""
+    call = [*words, "--noheader"]
+    return subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Counter[str]":
     """Submit; faults for some minutes or until all is done; then submit what is left until it is.
 
@@ -125,6 +147,8 @@ def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Co
         status = folder_status(grid.runs)
         if status.is_done:
             break
+        if held := release_held():
+            faults["job held"] += held
         if not status.is_under_way:
             grid.submit().wait()
         time.sleep(3)
@@ -141,8 +165,7 @@ def left(grid: Grid) -> list[str]:
     marks = [launch.mark(0).rpartition(":")[0] for launch in launches(grid.runs)]
     found = [""]
     for _ in range(120):
-        call = ["squeue", "-h", "-o", "%i %T %k"]
-        queue = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
+        queue = lines("squeue", "-o", "%i %T %k")
         found = [f"job in the queue: {q}" for q in queue if any(mark in q for mark in marks)]
         found += [f"process: {pid}" for pid in grid.processes()]
         if not found:
