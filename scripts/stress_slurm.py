@@ -106,20 +106,19 @@ class Grid:
         subprocess.run([CLUSTER, "back"], check=True, timeout=120)
 
 
-def release_held() -> int:
+def release_held() -> "collections.Counter[str]":
     """Release the jobs that Slurm holds, as an operator does; returns how many there were.
 
     Where a node is lost while a job begins on it, Slurm may drain the node and hold the job
     (`launch failed requeued held`) until somebody releases it.
     """
-    held = [
-        line.split()[0] for line in lines("squeue", "-t", "PD", "-o", "%i %r") if "held" in line
-    ]
+    waiting = lines("squeue", "-t", "PD", "-o", "%i %r")
+    held = [line.split()[0] for line in waiting if "held" in line]
     for job in held:
         subprocess.run(["scontrol", "release", job], check=True)
     for node in {*lines("sinfo", "-N", "-t", "drain", "-o", "%N")}:
         subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=True)
-    return len(held)
+    return collections.Counter({"job held": len(held)})
 
 
 def lines(*words: str) -> list[str]:
@@ -139,6 +138,7 @@ def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Co
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end and not folder_status(grid.runs).is_done:
         time.sleep(random.uniform(1, 6))
+        faults += release_held()  # or a drained node could not be lost and brought back
         fault = random.choices(kinds, (5, 2, 1, 1))[0]
         faults[fault.__name__] += 1
         fault()
@@ -147,8 +147,7 @@ def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Co
         status = folder_status(grid.runs)
         if status.is_done:
             break
-        if held := release_held():
-            faults["job held"] += held
+        faults += release_held()  # adds nothing where none was held
         if not status.is_under_way:
             grid.submit().wait()
         time.sleep(3)
