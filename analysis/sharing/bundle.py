@@ -98,14 +98,14 @@ def draft_bundle(
     scores: also confidences and other scores of each image, losses and times. code: the files of
     loaded plug-ins that the cells used; else only their hashes. about: the keys of ABOUT.
 
-    Every number of a cell is computed again first. Raises RunError if one does not hold, if two
-    folders have the same cell, without a finished cell, and if a value that belongs to the identity
-    of a cell has a path.
+    Every number of a cell is computed again first. Of two copies of a cell the finished one is
+    used, else the first, as in a report. Raises RunError if a number does not hold, without a
+    finished cell, and if a value that belongs to the identity of a cell has a path.
     """
     folders, left_out = find_cells(directory)
     contents, used, names = Contents(), dict[str, str](), dict[str, Path]()
     cells: list[dict[str, str]] = []
-    for folder in folders:
+    for folder in sorted(folders, key=lambda folder: not has_file(folder, RESULT_FILE)):
         found = check_folder(folder)
         if found.findings:
             more = len(found.findings) - _SHOWN
@@ -116,7 +116,8 @@ def draft_bundle(
             )
         record: dict[str, Any] = dict(read_cell(folder))
         if folder.name in names:
-            raise RunError(f"{folder}: is the same cell as {names[folder.name]}; remove one.")
+            left_out.append((folder, f"the same cell as {names[folder.name]}, which is used"))
+            continue
         names[folder.name] = folder
         is_warmup = record.get("kind") == WARM_UP
         if not is_warmup and progress(folder, record.get("num_batches")).state != "done":

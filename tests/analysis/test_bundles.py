@@ -116,6 +116,25 @@ def test_the_same_runs_give_the_same_bytes(runs):
     assert bundled(Path(moved)).read_bytes() == first
 
 
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_cell_of_two_experiments_is_bundled_once_and_finished(runs, unfinished):
+    both = runs.parent / "both"
+    for name in ("first", "second"):
+        shutil.copytree(runs, both / name)
+    dropped, used = "second", "first"
+    if unfinished:
+        dropped, used = used, dropped
+        for file in both.glob(f"{dropped}/*/result.json"):
+            file.unlink()
+    draft = draft_bundle(both)
+    assert {name.split("/")[1] for name in draft.contents.members if "cell.json" in name} == {used}
+    assert len(draft.about["cells"]) == 2
+    cells = sorted(folder.name for folder in runs.iterdir())
+    reasons = [f"the same cell as {both / used / name}, which is used" for name in cells]
+    assert draft.left_out == [(both / dropped / n, r) for n, r in zip(cells, reasons, strict=True)]
+    assert audit(bundled(both)).findings == []
+
+
 def test_cells_of_a_seed_share_labels_and_order(runs):
     columns = {name for name in read_archive(bundled(runs)) if name.startswith("columns/")}
     cells = Bundle.read(runs.parent / "runs.zip").cells()
