@@ -122,22 +122,25 @@ def test_statistics_of_the_batch_help_where_it_shows_one_corruption_and_many_cla
     fitting = [*names, next(name for name in gain if name.startswith("Gradual"))]
     trains = ["tent", "eata", "sar", "deyo", "roid", "cmf", "santa", "rmt", "cotta"]
     for name in fitting:
-        assert (gain.loc[[*trains, "norm"], name] > 4.4).all()
+        assert (gain.loc[[*trains, "norm"], name] > 3.7).all()
         assert sure.loc[[*trains, "norm"], name].all()
         assert gain[name].idxmax() == "cotta"
-    for name, most in [("Correlated", -14), ("Continual, batch 1", -27)]:
+    for name, most in [("Correlated", -28), ("Continual, batch 1", -15)]:
         assert (gain.loc[trains, name] < most).all()
         assert sure.loc[trains, name].all()
-    assert gain.loc["norm", "Correlated"] < -14
+    assert gain.loc["norm", "Correlated"] < -22
     assert 0 < gain.loc["norm", "Continual, batch 1"] < 2
     assert set(gain.index[sure["Correlated"] & (gain["Correlated"] > 0)]) == {"foa_shift"}
     mixed = gain["Mixed domains"][sure["Mixed domains"]]
-    assert sorted(mixed.index) == ["santa", "tent"]
+    assert sorted(mixed.index) == ["deyo", "rmt", "santa", "sar", "t3a", "tent"]
     assert (mixed < 0).all()
     still = ["Continual, batch 200", "Mixed domains"]
     assert sure.loc["foa_shift"].drop(still).all()
     assert not sure.loc["foa_shift", still].any()
     assert not sure.loc["rotta", "Correlated"]
+    loses = gain.columns.difference([fitting[2], *fitting[3:]])
+    assert sure.loc["t3a", loses].all()
+    assert gain.loc["t3a", loses].between(-1.9, -1.2).all()
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +162,7 @@ def test_with_groupnorm_the_prior_alone_gains_under_correlated_classes(
         for name in ("roid", "cmf")
     }
     assert (values["roid"]["prior"], values["cmf"]["prior"]) == ("logits", "off")
-    assert gain["roid"] > 4
+    assert gain["roid"] > 4.5
     assert abs(gain["cmf"]) < 0.2
 
 
