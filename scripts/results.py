@@ -101,7 +101,14 @@ FILES: dict[str, tuple[str, ...]] = {
     "scenes_cnn/rounds.csv": ("scenes_cnn_rounds", "tables/*scenes_cnn-????????-rounds.csv"),
     "scenes_cnn/rounds_gn.csv": ("scenes_cnn_rounds", "tables/*scenes_cnn_gn-????????-rounds.csv"),
     "scenes_orders/orders.csv": ("scenes_orders", "tables/scenes_c-*-orders.csv"),
-    "scenes_orders/batchnorm.csv": ("scenes_cnn_orders", "tables/scenes_c-*-orders.csv"),
+    "scenes_orders/batchnorm.csv": (
+        "scenes_cnn_orders",
+        "tables/scenes_c-*-scenes_cnn-????????-orders.csv",
+    ),
+    "scenes_orders/groupnorm.csv": (
+        "scenes_cnn_orders",
+        "tables/scenes_c-*-scenes_cnn_gn-????????-orders.csv",
+    ),
     "streets/leaderboard.csv": ("streets", "tables/streets_acdc-*-????????-leaderboard.csv"),
     "streets/main.csv": ("streets", "tables/streets_acdc-*-????????.csv"),
     "streets/rounds.csv": ("streets", "tables/streets_acdc-*-????????-rounds.csv"),

@@ -149,7 +149,7 @@ def test_a_table_by_setting_is_that_of_the_stored_predictions(
         ("scenes_settings", "scenes/when"),
         ("scenes_batch_size", "scenes/when"),
         ("scenes_orders", "scenes_orders/runs"),
-        ("scenes_cnn_orders", "scenes_orders/batchnorm"),
+        ("scenes_cnn_orders", "scenes_orders/cnn"),
         ("scenes_rounds", "scenes/rounds"),
         ("scenes_cnn_settings", "scenes_cnn/when"),
         ("scenes_cnn_batch_size", "scenes_cnn/when"),
@@ -315,16 +315,32 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     assert (last[drifting] > first[drifting] + 10).all()
 
 
-@pytest.mark.parametrize(("bundle", "file"), [("runs", "orders"), ("batchnorm", "batchnorm")])
-def test_the_table_of_orders_is_that_of_the_stored_predictions(bundle: str, file: str) -> None:
-    (table,) = order_tables(load(ORDERS / f"{bundle}.zip"))
+@pytest.mark.parametrize(
+    ("bundle", "model", "file"),
+    [
+        ("runs", "scenes_vit", "orders"),
+        ("cnn", "scenes_cnn", "batchnorm"),
+        ("cnn", "scenes_cnn_gn", "groupnorm"),
+    ],
+)
+def test_the_table_of_orders_is_that_of_the_stored_predictions(
+    bundle: str, model: str, file: str
+) -> None:
+    tables = order_tables(load(ORDERS / f"{bundle}.zip"))
+    (table,) = (table for table in tables if f"-{model}-" in table.name)
     stored = pd.read_csv(ORDERS / f"{file}.csv", index_col=0)
     pd.testing.assert_frame_equal(stored, table.frame, check_names=False, rtol=1e-6)
     assert (table.frame["orders"] == 10).all()
 
 
+def boards_of_orders(bundle: str, model: str) -> list[pd.DataFrame]:
+    """The leaderboard of each order on a model."""
+    groups = load(ORDERS / f"{bundle}.zip").groups()
+    return [leaderboard(g).frame for g in groups if g.cells["model"].iloc[0] == model]
+
+
 def test_what_the_page_says_of_ten_orders() -> None:
-    boards = [leaderboard(group).frame for group in load(ORDERS / "runs.zip").groups()]
+    boards = boards_of_orders("runs", "scenes_vit")
     means = pd.DataFrame([board["mean"].astype(float) for board in boards])
     less = means.lt(means["source"], axis=0).sum()
     always = means.mean()[less == 10].sort_values()
@@ -352,7 +368,7 @@ def test_what_the_page_says_of_ten_orders() -> None:
 
 
 def test_what_the_page_says_of_ten_orders_with_batchnorm() -> None:
-    boards = [leaderboard(group).frame for group in load(ORDERS / "batchnorm.zip").groups()]
+    boards = boards_of_orders("cnn", "scenes_cnn")
     means = pd.DataFrame([board["mean"].astype(float) for board in boards]).reset_index(drop=True)
     ranks = means.rank(axis=1, method="min")
     assert (ranks["cotta"] == 1).all()
@@ -366,6 +382,27 @@ def test_what_the_page_says_of_ten_orders_with_batchnorm() -> None:
     span = means.max() - means.min()
     assert span.idxmax() == "rotta"
     assert (gain["t3a"] < 0).all()
+
+
+def test_what_the_page_says_of_ten_orders_with_groupnorm() -> None:
+    boards = boards_of_orders("cnn", "scenes_cnn_gn")
+    means = pd.DataFrame([board["mean"].astype(float) for board in boards]).reset_index(drop=True)
+    gain = -means.sub(means["source"], axis=0)
+    p_values = pd.DataFrame([board["p_holm"].astype(float) for board in boards])
+    sure = p_values.reset_index(drop=True) < LEVEL
+    assert means.idxmin(axis=1).value_counts().to_dict() == {"foa_shift": 8, "rmt": 2}
+    assert sure["foa_shift"].all()
+    trains = ["rmt", "rotta", "santa", "cmf", "deyo"]
+    assert (gain[["foa_shift", *trains]] > 0).all(axis=None)
+    assert (sure & (gain > 0))[trains].sum().tolist() == [6, 9, 2, 3, 3]
+    assert gain[trains].mean().round(1).tolist() == [1.6, 0.8, 0.5, 0.4, 0.4]
+    first = pd.read_csv(STORED.with_name("scenes_cnn") / "rounds_gn.csv", index_col=0)["round 1"]
+    usual = first["source"] - first
+    assert usual[trains].round(1).tolist() == [0.6, 0.1, -0.5, 0.0, 0.1]
+    assert (means.max() - means.min()).idxmax() == "rmt"
+    assert usual["t3a"] > 0.8 > 0 > gain["t3a"].max()
+    assert sure["t3a"].sum() == 6
+    assert gain[["sar", "tent", "eata", "lame", "roid"]].abs().max(axis=None) < 0.3
 
 
 @pytest.mark.parametrize("setting", ["Continual", "PTTA"])
