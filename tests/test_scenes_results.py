@@ -309,8 +309,11 @@ def test_over_ten_rounds_some_gain_and_some_drift() -> None:
     eta = group.cells.set_index("method").loc["eta"]
     assert eta["skipped_updates"] == 1500 - 7
     board = leaderboard(group).frame
-    assert surely(board, 1) == {"paid", "rmt", "foa_shift"}
-    assert surely(board, -1) == {"vdp", "foa_bp", "deyo", "rotta", "sar", "dora", "lora"}
+    assert surely(board, 1) == {"paid", "rmt", "spa_tent", "foa_shift"}
+    assert surely(board, -1) == {"vdp", "deyo", "rotta", "sar", "dora", "lora"}
+    still = ["tent", "santa", "pseudo_label", "cotta", "petal", "ecotta", "asr_tent"]
+    assert board["gain"][still].astype(float).abs().max() < 0.2
+    assert by_round.loc["spa_tent"].idxmin() == "round 8"
     drifting = ["lora", "dora", "sar", "rotta"]
     assert (last[drifting] > first[drifting] + 10).all()
 
@@ -342,23 +345,34 @@ def boards_of_orders(bundle: str, model: str) -> list[pd.DataFrame]:
 def test_what_the_page_says_of_ten_orders() -> None:
     boards = boards_of_orders("runs", "scenes_vit")
     means = pd.DataFrame([board["mean"].astype(float) for board in boards])
-    less = means.lt(means["source"], axis=0).sum()
+    gain = -means.sub(means["source"], axis=0).reset_index(drop=True)
+    less = (gain > 1e-6).sum()  # a mean over domains is exact to rounding
     always = means.mean()[less == 10].sort_values()
-    assert set(always.index[15:]) == {"santa", "pseudo_label"}
-    always = always[:15]
-    assert list(always.index) == list(means.mean().sort_values().index[:15])
-    assert (always.index[0], always.index[-1]) == ("paid", "come_tent")
-    some = ["t3a", "eata", "spa_eta", "eta", "spa", "foa_bp"]
-    assert less[some].tolist() == [9, 9, 9, 6, 6, 3]
+    alone = {"petal (warm-up only)", "ecotta (warm-up only)"}
+    assert set(always.index[16:]) == {"pseudo_label", "petal", *alone}
+    assert gain[[*always.index[16:]]].max(axis=None) < 0.1
+    always = always[:16]
+    assert list(always.index) == list(means.mean().sort_values().index[:16])
+    assert (always.index[0], always.index[2], always.index[-1]) == ("paid", "lora", "come_tent")
+    p_values = pd.DataFrame([board["p_holm"].astype(float) for board in boards])
+    sure = p_values.reset_index(drop=True) < LEVEL
+    better = (sure & (gain > 0)).sum().sort_values(ascending=False)
+    assert better[:3].to_dict() == {"paid": 10, "rmt": 6, "foa_shift": 5}
+    assert (better.iloc[3], better["lora"]) == (3, 0)
+    some = ["t3a", "reservoir", "eata", "spa_eta", "spa_tent", "asr_eta", "eta", "spa", "foa_bp"]
+    assert less[[*some, "spa_eata", "kff"]].tolist() == [9, 9, 8, 8, 8, 7, 6, 6, 3, 2, 0]
+    still = ["ecotta", "asr_tent", "palm", "santa", "tent", "vdp", "cotta", "lame"]
+    assert gain[still].abs().max(axis=None) < 0.3
     span = means.max() - means.min()
-    assert span.idxmax() == "foa_bp"
+    assert span.idxmax() == "spa_eata"
+    assert (sure & (gain < 0)).sum()[["spa_eata", "kff"]].tolist() == [2, 0]
     assert span[always.index].idxmin() == "cmf"
     ranks = means.drop(columns="source").rank(axis=1, method="min")
     assert (ranks["paid"] <= 3).sum() == 9
     assert ranks["paid"].max() == 4
     assert (ranks[["lora", "dora"]] <= 3).sum().tolist() == [8, 8]
     assert (ranks["dora"] == 1).sum() == 5
-    assert ranks["dora"].max() == 15
+    assert ranks["dora"].max() == 17
     assert always.index[3] == "rotta"
     board = pd.read_csv(STORED / "leaderboard.csv", index_col=0)
     assert board.loc["rotta", "gain"] < 0
