@@ -155,22 +155,46 @@ def under_faults(grid: Grid, minutes: float, patience: float) -> "collections.Co
     return faults
 
 
-def left(grid: Grid) -> list[str]:
-    """Jobs in the queue and processes of the grid, two minutes after its end at the latest.
-
-    A job that starts last finds nothing to do, but imports torch first: on a busy machine that
-    alone may take half a minute.
-    """
+def queue(grid: Grid) -> dict[str, str]:
+    """What Slurm says of each job of the grid in its queue, by number."""
     marks = [launch.mark(0).rpartition(":")[0] for launch in launches(grid.runs)]
+    said = lines("squeue", "-o", "%A %i %T %N %r %k")
+    return {line.split()[0]: line for line in said if any(mark in line for mark in marks)}
+
+
+def left(grid: Grid, seconds: int) -> list[str]:
+    """Jobs in the queue and processes of the grid, once there are none or the time has passed."""
     found = [""]
-    for _ in range(120):
-        queue = lines("squeue", "-o", "%i %T %k")
-        found = [f"job in the queue: {q}" for q in queue if any(mark in q for mark in marks)]
+    for _ in range(seconds):
+        found = [f"job in the queue: {line}" for line in queue(grid).values()]
         found += [f"process: {pid}" for pid in grid.processes()]
         if not found:
             break
         time.sleep(1)
     return found
+
+
+def cancel_lost(grid: Grid) -> "collections.Counter[str]":
+    """Cancel the jobs that Slurm calls running and that have no process, as an operator does.
+
+    Returns how many there were. A controller that is killed forgets what it had not yet written
+    down: it may go on waiting for the end of a job that it has heard of already, or begin the job
+    once more on another node.
+    """
+    environments = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            environments.append(file.read_bytes().split(b"\0"))
+    lost = [
+        (job, line)
+        for job, line in queue(grid).items()
+        if " RUNNING " in line
+        and not any(f"SLURM_JOB_ID={job}".encode() in values for values in environments)
+    ]
+    for job, line in lost:
+        print(f"a job without a process, cancelled: {line}")
+        subprocess.run(["scancel", job], check=True)
+    return collections.Counter({"job lost": len(lost)})
 
 
 def problems(grid: Grid) -> list[str]:
@@ -184,7 +208,7 @@ def problems(grid: Grid) -> list[str]:
         if event.get("state") == "done"
     )
     found += [f"{cell}: done {count} times" for cell, count in ends.items() if count > 1]
-    found += left(grid)
+    found += left(grid, 60)
     alone = grid.folder / "alone"
     cells = {file.parent.name for file in alone.glob(f"*/{RESULT_FILE}")}
     if cells != {cell.cell for cell in status.cells}:
@@ -217,6 +241,10 @@ def main() -> int:
         faults = under_faults(grid, asked.minutes, asked.patience)
         minutes = (time.monotonic() - began) / 60
         alone.wait()
+        # A job that starts last finds nothing to do, but imports torch first: on a busy machine
+        # that alone may take half a minute.
+        if left(grid, 120):
+            faults += cancel_lost(grid)
         found = problems(grid)
     counted = ", ".join(f"{name} {count}" for name, count in sorted(faults.items()))
     print(f"{asked.cells} cells in {minutes:.1f} minutes; faults: {counted}")

@@ -37,7 +37,7 @@ lives() { # lives NAME
 }
 begin() { # begin NAME command...
     local name=$1; shift
-    setsid "$@" </dev/null >"$dir/log/$name" 2>&1 3>&- 9>&- &
+    setsid "$@" </dev/null >>"$dir/log/$name" 2>&1 3>&- 9>&- &
     echo "$! $(born $!)" >"$dir/pid/$name"
 }
 finish() { # finish NAME SIGNAL
