@@ -11,7 +11,7 @@ from tests.browser import NEEDED, NEEDS_BROWSER, PATIENCE
 
 if not NEEDED:
     pytest.importorskip("mkdocstrings")
-pytestmark = NEEDS_BROWSER
+pytestmark = [*NEEDS_BROWSER, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[1]
 
 
